@@ -1,0 +1,60 @@
+"""
+See every number a model computes, and who wrote over it.
+
+    from dispatchmon import DispatchMonitor
+
+    with DispatchMonitor(model, "trace.arrow"):
+        train(model)
+
+Importing this package loads neither torch nor pyarrow; the first use of `DispatchMonitor` or `open_trace` does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dispatchmon.errors import (
+    DispatchmonError,
+    MonitorStateError,
+    NonFiniteError,
+    NotATraceError,
+    SettingError,
+    TraceExistsError,
+    TraceNotFoundError,
+    TraceVersionError,
+)
+
+if TYPE_CHECKING:
+    from dispatchmon.mode import DispatchMonitor
+    from dispatchmon.trace import open_trace
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DispatchMonitor",
+    "DispatchmonError",
+    "MonitorStateError",
+    "NonFiniteError",
+    "NotATraceError",
+    "SettingError",
+    "TraceExistsError",
+    "TraceNotFoundError",
+    "TraceVersionError",
+    "__version__",
+    "open_trace",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name == "DispatchMonitor":
+        from dispatchmon.mode import DispatchMonitor as value
+    elif name == "open_trace":
+        from dispatchmon.trace import open_trace as value
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,287 @@
+"""
+The dispatch mode that sees every operator: the hot path.
+
+What happens per operator is in `RecordingMode.__torch_dispatch__`: look up the plan, add a row for each tensor that goes
+in, run the operator, add a row for each tensor that was written or came out, add the event.
+"""
+
+from __future__ import annotations
+
+import sys
+from itertools import count
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dispatchmon.module_tracker import ModuleTracker
+from dispatchmon.operators import COMPOSITE, FLAGGED, FOREACH, HIGHER_ORDER, MAY_LIE, NO_OPERATOR, Plan, Plans
+from dispatchmon.records import ACCUMULATE, CALLBACK, EVENT, LIVE, PASSED_ON, RAISED, RECOMPUTED, ROW
+from dispatchmon.sources import Sources
+from dispatchmon.torch_internals import (
+    NOT_NUMBERED,
+    call_composite,
+    graph_task,
+    next_sequence_number,
+    plain_tensor_dispatch,
+    recomputing,
+    running_node,
+    version_counters_moving,
+)
+from dispatchmon.values import Values
+
+pack_event = EVENT.pack
+frame_of = sys._getframe
+Pending = tuple[int, int, int, int, int, int]  # event, arguments, context, number, node, source
+
+# How an autograd node leads to its forward operator, by the name of its type.
+ORDINARY, ONE_LATE, REENTRANT = range(3)
+NODE_KINDS = {"CopySlices": ONE_LATE, "CheckpointFunctionBackward": REENTRANT}
+
+
+class RecordingMode(TorchDispatchMode):
+    """Packs what every operator saw and made into `events` and `values.rows`; `flush` is called when they are full."""
+
+    supports_higher_order_operators = True
+
+    def __init__(
+        self, plans: Plans, values: Values, tracker: ModuleTracker, sources: Sources | None, phases: frozenset[str], flush: Any
+    ) -> None:
+        super().__init__()
+        self.plans, self.values, self.tracker, self.sources, self.flush = plans, values, tracker, sources, flush
+        self.events = bytearray()
+        self.add_event = self.events.extend
+        self.event_of = count().__next__
+        self.filtered = tracker.filtered or "*" not in plans.ops
+        self.phases = phases if len(phases) < 4 else None
+        self.node_kinds: dict[type, int] = {}
+        self.full = 1 << 62  # bytes of rows, and a time, at which `flush` is called
+        self.deadline = 1 << 62
+        self.idle = False  # pass everything through: a step that is not recorded, a forked child, a failed sink
+        self.nested = 0  # handlers that wait for an inner operator
+        self.own_ns = 0  # time in the handler that was not the operator's
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled regions stay compiled; what runs inside them is not seen."""
+        return True
+
+    # ------------------------------------------------------------------------------------------------- every operator
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if self.idle:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        entered = perf_counter_ns()
+        plan = self.plans[func]
+        if plan.special or types or self.phases is not None:
+            return self.unusual(plan, func, types, args, kwargs or {})
+        pending = self.before(plan, args, kwargs, frame_of(1))
+        start = perf_counter_ns()
+        try:
+            result = func(*args, **kwargs) if kwargs else func(*args)
+        except BaseException:
+            self.ended(plan, pending, start, RAISED)
+            raise
+        duration = perf_counter_ns() - start
+        self.after(plan, pending, args, kwargs, result, start, duration)
+        self.own_ns += perf_counter_ns() - entered - duration
+        return result
+
+    def before(self, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any] | None, frame: Any) -> Pending:
+        """Rows of the tensors that go in; what else is known before the operator runs."""
+        tracker, values = self.tracker, self.values
+        event = self.event_of()
+        number = next_sequence_number()
+        context = tracker.context
+        if graph_task() != -1:
+            node = self.backward_node(running_node())
+        else:
+            node = LIVE
+            if tracker.optimizing:
+                context = tracker.optimizer_context(frame)
+        source = self.sources.line(frame) if self.sources is not None else 0
+        if self.filtered:
+            values.measuring = values.statistics is not None and plan.measured and (
+                tracker.measured_at(node) if node >= 0 else tracker.measured)  # fmt: skip
+        arguments = 0 if plan.arguments is None else plan.arguments.number(args, kwargs)
+        see = values.see
+        for tensor, argument in zip(args, plan.by_position):  # noqa: B905 - defaults are left out of args
+            if argument is not None:
+                if isinstance(tensor, Tensor):
+                    see(tensor, argument, event)
+                elif isinstance(tensor, (list, tuple)):
+                    values.see_all(tensor, argument, event)
+        if kwargs:
+            by_name = plan.by_name
+            for name, tensor in kwargs.items():
+                if isinstance(tensor, Tensor):
+                    see(tensor, by_name[name], event)
+                elif isinstance(tensor, (list, tuple)) and by_name[name] is not None:
+                    values.see_all(tensor, by_name[name], event)
+        return event, arguments, context, number, node, source
+
+    def after(
+        self, plan: Plan, pending: Pending, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, start: int, duration: int
+    ) -> None:
+        """Rows of the tensors that were written and that came out; the event."""
+        values, event = self.values, pending[0]
+        see = values.see_unready if plan.unready else values.see
+        for position, name, argument in plan.writes:
+            tensor = args[position] if position < len(args) else kwargs.get(name) if kwargs else None
+            if isinstance(tensor, Tensor):
+                if plan.moves_values:
+                    values.written(tensor)
+                see(tensor, argument, event)
+            elif tensor is not None:
+                if plan.moves_values:
+                    values.written_all(tensor)
+                values.see_all(tensor, argument, event)
+        node = pending[4]
+        if RECOMPUTED < node <= ACCUMULATE:
+            self.name_gradient(result, ACCUMULATE - node)
+        outputs = plan.outputs
+        if isinstance(result, Tensor):
+            if outputs[0] is not None:
+                see(result, outputs[0], event)
+        elif result is not None:
+            for tensor, argument in zip(result if len(outputs) > 1 else (result,), outputs):  # noqa: B905
+                if argument is not None:
+                    if isinstance(tensor, Tensor):
+                        see(tensor, argument, event)
+                    elif isinstance(tensor, (list, tuple)):
+                        values.see_all(tensor, argument, event)
+        self.ended(plan, pending, start, duration)
+
+    def ended(self, plan: Plan, pending: Pending, start: int, duration: int) -> None:
+        """The event itself."""
+        event, arguments, context, number, node, source = pending
+        self.add_event(pack_event(event, plan.operator, arguments, context, number, node, source, start, duration))
+        if (len(self.values.rows) > self.full or start > self.deadline) and not self.nested:
+            self.flush()
+
+    # ------------------------------------------------------------------------------------------------- backward
+    def backward_node(self, node: Any) -> int:
+        """What the node column says of an operator inside backward: mostly the number that leads to its forward operator."""
+        if node is None:
+            return CALLBACK
+        kind = self.node_kinds.get(type(node))
+        if kind is None:
+            kind = self.node_kinds[type(node)] = NODE_KINDS.get(type(node).__name__, ORDINARY)
+        number: int = node._sequence_nr()
+        if number == NOT_NUMBERED:
+            variable = node.variable
+            tag = self.values.tag_of(variable)
+            name = None if tag is None else self.values.name_of(variable)
+            if tag is None or name is None:
+                return ACCUMULATE
+            return ACCUMULATE - self.values.labels.named(tag[1], variable.storage_offset(), tuple(variable.shape), name)
+        if kind == REENTRANT or recomputing():
+            return RECOMPUTED - number
+        return number - 1 if kind == ONE_LATE else number
+
+    def name_gradient(self, result: Any, label: int) -> None:
+        """The result of an operator of AccumulateGrad is what becomes a parameter's `.grad`."""
+        names = self.values.labels.items[label][1]
+        if names and isinstance(result, Tensor):
+            self.values.name(result, names[-1][2] + ".grad")
+
+    # ------------------------------------------------------------------------------------------------- the longer road
+    def unusual(self, plan: Plan, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Operators and tensors that need more than a look before and after."""
+        frame = frame_of(2)
+        if plan.special == NO_OPERATOR:
+            return func(*args, **kwargs)
+        if plan.special == FLAGGED:
+            plan = self.plans.flagged(func, args, kwargs)
+        if self.phases is not None and self.phase() not in self.phases:
+            return self.unrecorded(plan, func, args, kwargs)
+        if plan.special == COMPOSITE and torch.is_inference_mode_enabled():
+            with self:
+                return call_composite(func, args, kwargs)
+        if any(kind.__torch_dispatch__ is not plain_tensor_dispatch for kind in types):
+            return self.pass_on(plan, func, args, kwargs, frame)
+        if plan.special == HIGHER_ORDER:
+            seen: tuple[Any, ...] = (tree_leaves((args, kwargs)),)
+            pending = self.before(plan, seen, None, frame)
+        else:
+            seen = args
+            pending = self.before(plan, args, kwargs, frame)
+        lie = self.expect_lie(args, kwargs, len(self.values.rows), pending) if plan.special == MAY_LIE else None
+        self.nested += 1
+        start = perf_counter_ns()
+        try:
+            if lie is not None:
+                with version_counters_moving():
+                    result = func(*args, **kwargs)
+            else:
+                result = func(*args, **kwargs)
+        except BaseException:
+            self.nested -= 1
+            self.ended(plan, pending, start, RAISED)
+            raise
+        duration = perf_counter_ns() - start
+        self.nested -= 1
+        if plan.special == FOREACH:  # under any dispatch mode autograd's version check does not see these
+            torch.autograd.graph.increment_version(args[0])
+        if lie is not None:
+            plan = self.found_lie(plan, func, lie, pending)
+        if plan.special == HIGHER_ORDER:
+            self.after(plan, pending, seen, None, (tree_leaves(result),), start, duration)
+        else:
+            self.after(plan, pending, args, kwargs, result, start, duration)
+        return result
+
+    def pass_on(self, plan: Plan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any) -> Any:
+        """A tensor subclass handles the operator itself: the event is recorded here, its own operators follow."""
+        pending = self.before(plan, args, kwargs, frame)
+        self.ended(plan, pending, perf_counter_ns(), PASSED_ON)
+        return NotImplemented
+
+    def unrecorded(self, plan: Plan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operator of a phase that was not asked for: it leaves no row, but its writes count."""
+        result = func(*args, **kwargs)
+        if plan.special == FOREACH:
+            torch.autograd.graph.increment_version(args[0])
+        for position, name, _ in plan.writes:
+            target = args[position] if position < len(args) else kwargs.get(name)
+            self.values.written_all((target,))
+        return result
+
+    def phase(self) -> str:
+        """The phase of the operator in hand."""
+        if graph_task() != -1:
+            return "recompute" if self.backward_node(running_node()) <= RECOMPUTED else "backward"
+        return "optimizer" if self.tracker.optimizing else "forward"
+
+    # ------------------------------------------------------------------------------------------------- lying schemas
+    def expect_lie(self, args: Any, kwargs: Any, end: int, pending: Pending) -> list[tuple[Tensor, int]]:
+        """Version counters before a custom operator that declares no write."""
+        return [(t, -1 if t.is_inference() else t._version) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+
+    def found_lie(self, plan: Plan, func: Any, before: list[tuple[Tensor, int]], pending: Pending) -> Plan:
+        """If a version counter moved all the same: mark the rows of the event, and make its values stale."""
+        moved = [t for t, version in before if version >= 0 and t._version != version]
+        if not moved:
+            return plan
+        serials = {tag[0] >> 32 for t in moved if (tag := self.values.tag_of(t)) is not None}
+        written: list[tuple[Tensor, int]] = []
+        rows, at = self.values.rows, len(self.values.rows) - ROW.size
+        while at >= 0:
+            event, argument, geometry, value, label, slot = ROW.unpack_from(rows, at)
+            if event != pending[0]:
+                break
+            if value >> 32 in serials:
+                before_number, after_number = self.plans.lied_about(func, argument)
+                ROW.pack_into(rows, at, event, before_number, geometry, value, label, slot)
+                tensor = next(t for t in moved if (tag := self.values.tag_of(t)) is not None and tag[0] >> 32 == value >> 32)
+                written.append((tensor, after_number))
+            at -= ROW.size
+        for tensor in moved:
+            self.values.written(tensor)
+        for tensor, argument in reversed(written):
+            self.values.see(tensor, argument, pending[0])
+        return plan._replace(operator=self.plans.liar(func)[0])
+
+

@@ -1,0 +1,48 @@
+"""
+The exceptions a user can meet.
+
+    DispatchmonError                 every error of this package
+     ├── SettingError                an argument of DispatchMonitor that cannot be meant (also a ValueError)
+     ├── MonitorStateError           a monitor used out of turn: entered twice, stepped while it is closed
+     ├── TraceExistsError            the file to be written is there already
+     ├── TraceNotFoundError          there is nothing to read at this path
+     ├── NotATraceError              the file is not a dispatchmon trace, or is damaged beyond reading
+     ├── TraceVersionError           the trace was written by a newer, incompatible dispatchmon
+     └── NonFiniteError              an operator made a NaN or Inf, and on_nonfinite="raise"
+
+Each message is one line that says what is wrong and what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class DispatchmonError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class SettingError(DispatchmonError, ValueError):
+    """An argument of `DispatchMonitor` that cannot be meant."""
+
+
+class MonitorStateError(DispatchmonError, RuntimeError):
+    """A monitor was used out of turn."""
+
+
+class TraceExistsError(DispatchmonError, FileExistsError):
+    """The trace to be written exists already."""
+
+
+class TraceNotFoundError(DispatchmonError, FileNotFoundError):
+    """There is no trace at this path."""
+
+
+class NotATraceError(DispatchmonError):
+    """The file is not a trace of dispatchmon, or is damaged beyond reading."""
+
+
+class TraceVersionError(DispatchmonError):
+    """The trace was written in a format that this version cannot read."""
+
+
+class NonFiniteError(DispatchmonError, ArithmeticError):
+    """An operator made a NaN or an Inf out of finite inputs."""

@@ -1,0 +1,348 @@
+"""`DispatchMonitor`: the context manager that records a training loop."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import warnings
+import weakref
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from time import perf_counter_ns
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import Optimizer
+
+from dispatchmon import module_tracker
+from dispatchmon.batches import Batch, Converter
+from dispatchmon.dispatch import RecordingMode
+from dispatchmon.errors import MonitorStateError, SettingError, TraceExistsError
+from dispatchmon.module_tracker import ModuleTracker
+from dispatchmon.operators import Plans
+from dispatchmon.records import ROW
+from dispatchmon.schema import FORMAT_VERSION, PHASES, STATISTICS
+from dispatchmon.settings import Settings, StepPattern, checked
+from dispatchmon.sink import Sink
+from dispatchmon.sources import Sources
+from dispatchmon.statistics import Statistics
+from dispatchmon.tables import Tables
+from dispatchmon.torch_internals import current_dispatch_mode
+from dispatchmon.values import Values
+
+BATCH_ROWS = 1 << 15
+BATCH_SLOTS = BATCH_ROWS + (1 << 14)  # one operator can see many tensors, and a batch ends only between operators
+BATCH_NS = 5_000_000_000  # a batch is handed over after this time, full or not
+OPEN: list[DispatchMonitor] = []
+
+
+class DispatchMonitor:
+    """
+    Record every operator of the block: what went in before it ran, what came out, where it belongs.
+
+        with DispatchMonitor(model, "trace.arrow") as monitor:
+            for batch in loader:
+                train_step(batch)
+
+    Args:
+        model: the module whose names are used. Without one, each outermost module that is called becomes a root.
+        path: the trace to write; `trace.arrow`, `trace-2.arrow`, ... in the working folder by default. Under `torchrun`
+            each rank writes its own file, `trace.rank0.arrow`, ...
+        record: what to record: `"ops"`.
+        stats: which statistics, of min, max, mean, std, norm, nan, inf, posinf, zero; none for structure only.
+        steps: `"START:STOP:EVERY"`, or a function `step -> bool`; other steps run without the mode.
+        modules: glob or globs of qualified names; statistics are taken in these modules and those they call.
+        ops: glob or globs of operators, as `"aten.addmm*"`; statistics are taken of these.
+        phases: which of forward, backward, recompute, optimizer leave rows.
+        source: record the user's line.
+        overwrite: replace a trace that exists.
+        quiet: no closing line on stderr.
+
+    Raises:
+        SettingError: an argument cannot be meant.
+        TraceExistsError: on entering, when `path` exists and `overwrite` is False.
+        MonitorStateError: on entering a monitor that is open already.
+
+    Nothing that goes wrong while recording reaches the training loop: recording stops with one warning, and `error`
+    holds the exception. Not thread-safe: it records the thread that entered it, and the backward passes it starts.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        record: Iterable[str] = ("ops",),
+        stats: Iterable[str] = STATISTICS,
+        steps: StepPattern = None,
+        modules: str | Sequence[str] = "*",
+        ops: str | Sequence[str] = "*",
+        phases: Iterable[str] = PHASES,
+        source: bool = True,
+        overwrite: bool = False,
+        quiet: bool = False,
+    ) -> None:
+        if model is not None and not isinstance(model, nn.Module):
+            hint = "; is it the path? write DispatchMonitor(model, path)" if isinstance(model, (str, os.PathLike)) else ""
+            raise SettingError(f"model is a {type(model).__name__}, not a torch.nn.Module{hint}")
+        names = None if model is None else [name for name, _ in model.named_modules(remove_duplicate=False)]
+        self.settings: Settings = checked(
+            record=record, stats=stats, steps=steps, modules=modules, ops=ops, phases=phases, source=source, names=names
+        )
+        self.requested, self.overwrite, self.quiet = path, overwrite, quiet
+        self.path: Path | None = None
+        """The file that is or was written."""
+        self.error: BaseException | None = None
+        """What stopped the recording, if something did."""
+        self._model = None if model is None else weakref.ref(model)
+        self._recording: _Recording | None = None
+        self._entered = 0
+
+    @property
+    def current_step(self) -> int:
+        """The step that runs now; 0 outside the block."""
+        return 0 if self._recording is None else self._recording.tracker.step
+
+    def step(self) -> None:
+        """End a step. Once this is called, neither an optimizer nor a call of the model ends one."""
+        if self._recording is None:
+            raise MonitorStateError("step() was called outside the monitor's with block")
+        tracker = self._recording.tracker
+        tracker.manual = True
+        tracker.end_step()
+
+    def __enter__(self) -> DispatchMonitor:
+        if self._recording is not None:
+            raise MonitorStateError("this monitor is open already; make another one to nest them")
+        rank, world_size = rank_of()
+        self.path = free_path(self.requested, rank, world_size, self.overwrite, again=self._entered > 0)
+        self._entered += 1
+        self.error = None
+        model = None if self._model is None else self._model()
+        self._recording = _Recording(self, model, self.path, rank, world_size)
+        OPEN.append(self)
+        self._recording.open()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        recording, self._recording = self._recording, None
+        if self in OPEN:
+            OPEN.remove(self)
+        if recording is not None:
+            recording.close(None if kind is None else f"{kind.__name__} in the training loop")
+
+
+class _Recording:
+    """One stretch from entering a monitor to leaving it."""
+
+    def __init__(self, monitor: DispatchMonitor, model: nn.Module | None, path: Path, rank: int, world_size: int) -> None:
+        settings = monitor.settings
+        self.monitor, self.settings, self.model, self.path = monitor, settings, model, path
+        self.pid = os.getpid()
+        self.start = perf_counter_ns()
+        self.tables = Tables()
+        self.statistics = Statistics(BATCH_SLOTS) if settings.stats else None
+        self.values = Values(self.tables, self.statistics, len(OPEN))
+        self.tracker = ModuleTracker(model, self.tables, settings.modules)
+        self.tracker.step_ends = self.step_ended
+        self.tracker.parameters_step = self.optimizer_runs
+        self.sources = Sources(self.tables.sources) if settings.source else None
+        self.plans = Plans(self.tables.operators, self.tables.arguments, self.tables.literals, settings.ops)
+        self.mode = RecordingMode(self.plans, self.values, self.tracker, self.sources, frozenset(settings.phases), self.flush)
+        self.mode.full = BATCH_ROWS * ROW.size
+        self.pushed = False
+        self.recorded_steps = 0
+        self.states: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self.parameter_names: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
+        self.rows_before_step = 0
+        self.warned = False
+        converter = Converter(rank, self.start, settings.stats)
+        self.sink = Sink(path, self.metadata(rank, world_size), converter)
+
+    def metadata(self, rank: int, world_size: int) -> dict[str, Any]:
+        from dispatchmon import __version__
+
+        model = self.model
+        return {
+            "format": FORMAT_VERSION,
+            "dispatchmon": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "rank": rank,
+            "world_size": world_size,
+            "model": None if model is None else type(model).__name__,
+            "modules": [] if model is None else [{"name": n, "class": type(m).__name__} for n, m in model.named_modules(remove_duplicate=False)],
+            "parameters": [] if model is None else [
+                {"name": n, "shape": list(p.shape) if not isinstance(p, nn.parameter.UninitializedParameter) else None,
+                 "dtype": str(p.dtype).removeprefix("torch.")} for n, p in model.named_parameters(remove_duplicate=False)],
+            "settings": self.settings.described(),
+            "statistics_backend": None if self.statistics is None else self.statistics.backend,
+            "threads": torch.get_num_threads(),
+            "command": sys.argv,
+            "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        }  # fmt: skip
+
+    # ------------------------------------------------------------------------------------------------- open, close
+    def open(self) -> None:
+        self.sink.open()
+        self.tracker.open()
+        self.mode.deadline = self.start + BATCH_NS
+        if self.model is not None:
+            for named in (self.model.named_parameters, self.model.named_buffers):
+                for name, tensor in named(remove_duplicate=False):
+                    self.values.name(tensor, name)
+            self.parameter_names = {id(p): (weakref.ref(p), n) for n, p in self.model.named_parameters()}
+        self.resume() if self.settings.wants_step(0) else self.pause()
+        self.complain()
+
+    def close(self, reason: str | None) -> None:
+        """Take everything off again, also after an exception, and close the file."""
+        if os.getpid() != self.pid:
+            return
+        self.pause()
+        self.tracker.close()
+        self.flush()
+        self.values.untag()
+        steps = self.tracker.step + (self.tracker.micro_step >= 0)
+        self.sink.close({"reason": reason, "steps": steps, "skipped": {}, "monitor_ns": self.mode.own_ns})
+        self.complain()
+        self.monitor.error = self.sink.error
+        if not self.monitor.quiet and self.sink.error is None:
+            print(self.closing_line(steps), file=sys.stderr)
+
+    def closing_line(self, steps: int) -> str:
+        tally = self.sink.converter.tally
+        size = self.path.stat().st_size if self.path.exists() else 0
+        bad = tally.first_nonfinite
+        stands_out = "no NaN or Inf" if bad is None else (
+            f"first {'NaN' if bad['nan'] else 'Inf'} in {bad['op']}" + (f" in {bad['module']}" if bad["module"] else "") + f", step {bad['step']}")  # fmt: skip
+        return (
+            f"dispatchmon: {tally.events:,} operators in {plural(steps, 'step')} to {self.path} ({size / 1e6:.1f} MB), "
+            f"{plural(tally.writes, 'in-place write')}, {stands_out}. Next: dispatchmon summarize {self.path}"
+        )
+
+    def complain(self) -> None:
+        """One warning when the trace cannot be written; training goes on."""
+        if self.sink.error is not None and not self.warned:
+            self.warned = self.mode.idle = True
+            self.monitor.error = self.sink.error
+            warnings.warn(f"dispatchmon stopped recording: {self.path} cannot be written: {self.sink.error}", RuntimeWarning, stacklevel=4)
+
+    # ------------------------------------------------------------------------------------------------- batches
+    def flush(self) -> None:
+        """Hand what was recorded to the sink."""
+        blocks = [] if self.statistics is None else list(self.statistics.blocks)
+        if self.mode.events:
+            self.sink.put(Batch(bytes(self.mode.events), bytes(self.values.rows), blocks, self.tables.take()))
+        self.mode.events.clear()
+        self.values.rows.clear()
+        if self.statistics is not None:
+            self.statistics.new_block()
+        if self.tables.literals.size - self.tables.literals.base > Tables.MOST:
+            self.tables.literals.forget()
+            self.plans.forget_arguments()
+        if self.tables.geometries.size - self.tables.geometries.base > Tables.MOST:
+            self.values.geometries.forget()
+        self.mode.deadline = perf_counter_ns() + BATCH_NS
+        self.complain()
+
+    # ------------------------------------------------------------------------------------------------- steps
+    def step_ended(self, step: int) -> None:
+        wanted = self.settings.wants_step(step)
+        if wanted and self.mode.idle:
+            self.resume()
+        elif not wanted and not self.mode.idle:
+            self.pause()
+
+    def resume(self) -> None:
+        """Record from here on. What happened in between was not seen: values met again are new versions."""
+        if self.sink.error is not None:
+            return
+        if self.mode.idle:
+            self.values.new_epoch()
+        self.mode.idle = False
+        if not self.pushed:
+            self.mode.__enter__()
+            self.pushed = True
+
+    def pause(self) -> None:
+        """Run without the mode, or with one that passes everything on where another mode lies above it."""
+        self.mode.idle = True
+        if self.pushed and current_dispatch_mode() is self.mode:
+            self.mode.__exit__(None, None, None)
+            self.pushed = False
+
+    # ------------------------------------------------------------------------------------------------- names
+    def optimizer_runs(self, optimizer: Optimizer, after: bool) -> None:
+        """Name gradients before an optimizer steps, and its new states after."""
+        if self.mode.idle:
+            return
+        if not after:
+            self.rows_before_step = len(self.values.rows)
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if (name := self.name_of(parameter)) is not None and parameter.grad is not None:
+                        self.values.name(parameter.grad, name + ".grad")
+            return
+        if self.states.get(optimizer) == len(optimizer.state):
+            return
+        self.states[optimizer] = len(optimizer.state)
+        for parameter, state in optimizer.state.items():
+            if isinstance(parameter, torch.Tensor) and isinstance(state, dict) and (name := self.name_of(parameter)) is not None:
+                for key, value in state.items():
+                    if isinstance(value, torch.Tensor):
+                        self.values.name(value, f"{name}.{key}")
+
+    def name_of(self, parameter: torch.Tensor) -> str | None:
+        known = self.parameter_names.get(id(parameter))
+        return known[1] if known is not None and known[0]() is parameter else None
+
+
+def plural(n: int, what: str) -> str:
+    return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"
+
+
+def rank_of() -> tuple[int, int]:
+    """(rank, world size) of this process."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return int(os.environ.get("RANK", "0") or 0), int(os.environ.get("WORLD_SIZE", "1") or 1)
+
+
+def free_path(requested: str | os.PathLike[str] | None, rank: int, world_size: int, overwrite: bool, again: bool) -> Path:
+    """
+    The file to write.
+
+    Raises:
+        TraceExistsError: it was asked for by name, and exists.
+    """
+    path = Path("trace.arrow" if requested is None else requested)
+    if path.is_dir():
+        path = path / "trace.arrow"
+    suffix = f".rank{rank}{path.suffix}" if world_size > 1 else path.suffix
+    first = path.with_name(path.stem + suffix)
+    if requested is not None and not again:
+        if first.exists() and not overwrite:
+            raise TraceExistsError(f"{first} exists already: give another path, or overwrite=True to replace it")
+        return first
+    found, n = first, 1
+    while found.exists() or (again and n == 1):
+        n += 1
+        found = path.with_name(f"{path.stem}-{n}{suffix}")
+    return found
+
+
+def forget_in_child() -> None:
+    """A forked child (a DataLoader's worker) records nothing and never touches its parent's file."""
+    for monitor in OPEN:
+        if monitor._recording is not None:
+            monitor._recording.mode.idle = True
+    module_tracker.TRACKERS.clear()
+
+
+os.register_at_fork(after_in_child=forget_in_child)

@@ -1,0 +1,303 @@
+"""
+Where an operator belongs: module, module call, step, micro step, phase, and the forward operator of a backward one.
+
+Module calls are seen by wrapping `nn.Module.__call__` while a monitor is open; the wrapper calls `forward_pre_hook` before
+and `forward_hook` after, also after an exception. Torch's own global hooks would give the same two calls, but break
+`torch.compile(fullgraph=True)`, add graph breaks and lose the end of a call on KeyboardInterrupt; hooks on modules switch
+off the fast path of `nn.TransformerEncoderLayer` and travel with pickle (`docs/attribution.md`).
+
+Every autograd node gets a number when it is made, one more than the node before. At each change of place the number that
+comes next is noted, so a node that runs in backward leads to the place where it was made.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import weakref
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+from torch.compiler import is_compiling
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from dispatchmon.records import CONTEXT, FORWARD, OPTIMIZER, POSITION
+from dispatchmon.tables import Tables
+from dispatchmon.torch_internals import (
+    an_optimizer_was_made,
+    graph_task,
+    jit_tracing_state,
+    next_sequence_number,
+    runs_below,
+)
+
+pack_context, pack_position = CONTEXT.pack, POSITION.pack
+MOST_POSITIONS = 1 << 20  # kept for the module filter
+
+
+class Known:
+    """A module that was met: its numbers in the table of modules, by name, and how often it was called in this step."""
+
+    __slots__ = ("again", "calls", "measured", "module", "names", "numbers", "step")
+
+    def __init__(self, module: nn.Module, names: list[str], numbers: list[int], measured: list[bool]) -> None:
+        self.module = weakref.ref(module)  # an id is handed out again
+        self.names, self.numbers, self.measured = names, numbers, measured
+        self.step, self.calls, self.again = -1, 0, 0
+
+
+class ModuleTracker:
+    """Follows one thread's module calls and optimizers, and writes contexts and positions into the tables."""
+
+    def __init__(self, model: nn.Module | None, tables: Tables, modules: Sequence[str] = ("*",)) -> None:
+        self.tables = tables
+        self.model = weakref.ref(model) if model is not None else None
+        self.patterns = tuple(modules)
+        self.filtered = "*" not in self.patterns
+        self.known: dict[int, Known] = {}
+        self.learned = -1  # the step in which names were looked up last
+        self.numbers: dict[str, int] = {}
+        self.step = 0
+        self.micro_step = -1
+        self.contexts = 0  # how many were written
+        self.context = 0  # of the operator in hand
+        self.measured = not self.filtered  # whether statistics are asked for there
+        self.stack: list[tuple[int, bool, str | None]] = []  # of the callers: context, measured, path
+        self.path: str | None = None
+        self.optimizing = 0  # optimizers whose step is running, one inside the other
+        self.has_closure = False
+        self.optimizer_code: Any = None
+        self.first_optimizer: weakref.ref[Optimizer] | None = None
+        self.manual = False  # monitor.step() was called
+        self.calls_end_steps = False  # the outermost call that returned last ended a step, unless an optimizer turns up
+        self.step_ends: Callable[[int], None] = lambda step: None
+        self.parameters_step: Callable[[Optimizer, bool], None] = lambda optimizer, after: None
+        self.positions: tuple[list[int], list[bool]] = ([], [])
+        self.thread = threading.get_ident()
+        self.handles: list[Any] = []
+
+    # ------------------------------------------------------------------------------------------------- open, close
+    def open(self) -> None:
+        """Start to follow module calls and optimizers."""
+        self.thread = threading.get_ident()
+        self.learn_names()
+        self.enter_place(0, -1, FORWARD, not self.filtered)
+        self.handles = [
+            register_optimizer_step_pre_hook(self.optimizer_pre_hook),
+            register_optimizer_step_post_hook(self.optimizer_post_hook),
+        ]
+        if not TRACKERS:
+            wrap_module_call()
+        TRACKERS.append(self)
+
+    def close(self) -> None:
+        """Stop; every hook and wrapper is taken off."""
+        if self in TRACKERS:
+            TRACKERS.remove(self)
+        if not TRACKERS:
+            unwrap_module_call()
+        for handle in self.handles:
+            handle.remove()
+        self.handles.clear()
+
+    def learn_names(self, root: nn.Module | None = None) -> None:
+        """Take the names from the model, or from a module that was called with no model given."""
+        model = root if root is not None else self.model() if self.model is not None else None
+        if model is None:
+            return
+        found: dict[int, tuple[nn.Module, list[str]]] = {}
+        for name, module in model.named_modules(remove_duplicate=False):
+            found.setdefault(id(module), (module, []))[1].append(name)
+        for key, (module, names) in found.items():
+            known = self.known.get(key)
+            if known is None or known.module() is not module or known.names != names:
+                self.known[key] = Known(module, names, [self.number(n) for n in names], [self.matches(n) for n in names])
+
+    def number(self, name: str) -> int:
+        if name not in self.numbers:
+            self.numbers[name] = self.tables.modules.add(name)
+        return self.numbers[name]
+
+    def matches(self, name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in self.patterns)
+
+    # ------------------------------------------------------------------------------------------------- places
+    def enter_place(self, module: int, call: int, phase: int, measured: bool) -> None:
+        """From here on operators belong to a new context."""
+        self.tables.contexts.extend(pack_context(module, call, self.step, max(self.micro_step, 0), phase))
+        self.go_to(self.contexts, measured)
+        self.contexts += 1
+
+    def go_to(self, context: int, measured: bool) -> None:
+        self.context, self.measured = context, measured
+        number = next_sequence_number()
+        self.tables.positions.extend(pack_position(number, context))
+        if self.filtered:
+            self.positions[0].append(number)
+            self.positions[1].append(measured)
+
+    def measured_at(self, number: int) -> bool:
+        """Whether statistics are asked for where a node was made."""
+        i = bisect_right(self.positions[0], number) - 1
+        return i >= 0 and self.positions[1][i]
+
+    # ------------------------------------------------------------------------------------------------- module calls
+    def forward_pre_hook(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A module is called."""
+        again = graph_task() != -1  # a checkpoint's region runs again
+        known = self.known.get(id(module))
+        if known is None or known.module() is not module:
+            known = self.known_of(module, again)
+        if not self.stack and not again and known is not None:
+            self.outermost_call()
+        self.stack.append((self.context, self.measured, self.path))
+        if known is None:
+            return
+        i = 0
+        if len(known.names) > 1 and self.path is not None:  # registered more than once: the name below its caller
+            prefix = self.path + "." if self.path else ""
+            i = next((j for j, name in enumerate(known.names) if name.startswith(prefix)), 0)
+        if known.step != self.step:
+            known.step, known.calls, known.again = self.step, 0, 0
+        call = known.again if again else known.calls
+        if again:
+            known.again += 1
+        else:
+            known.calls += 1
+        self.path = known.names[i]
+        self.enter_place(known.numbers[i], call, FORWARD, self.measured or known.measured[i])
+
+    def forward_hook(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """The call is over; `output` is None if it raised."""
+        if self.stack:
+            self.return_to(len(self.stack) - 1)
+
+    def return_to(self, depth: int) -> None:
+        """Leave the call that was entered at this depth, and whatever was left open inside it."""
+        if len(self.stack) > depth:
+            context, measured, self.path = self.stack[depth]
+            del self.stack[depth:]
+            self.go_to(context, measured)
+
+    def known_of(self, module: nn.Module, again: bool) -> Known | None:
+        """What is known of a module that was not met before: one put into the model since, or with no model a new root."""
+        self.known.pop(id(module), None)
+        if self.model is not None:
+            if self.learned == self.step:  # once a step: modules made inside forward are new in each call
+                return None
+            self.learned = self.step
+            self.learn_names()
+        elif not self.stack and not again:
+            self.learn_names(module)
+        return self.known.get(id(module))
+
+    def outermost_call(self) -> None:
+        """The model is called from outside: a new micro step, or a new step in a loop without an optimizer."""
+        if self.optimizing and not self.has_closure:
+            self.left_optimizer_by_exception()
+        if self.calls_end_steps and not self.manual and self.first_optimizer is None:
+            self.end_step()
+        # Decided when the next call comes: what follows a call (loss, backward, a hand-written update) belongs to its step.
+        self.calls_end_steps = not (torch.is_grad_enabled() and an_optimizer_was_made())
+        self.micro_step += 1
+        self.enter_place(0, -1, OPTIMIZER if self.optimizing and not self.has_closure else FORWARD, not self.filtered)
+
+    # ------------------------------------------------------------------------------------------------- optimizers, steps
+    def optimizer_pre_hook(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if threading.get_ident() != self.thread:
+            return
+        self.optimizing += 1
+        if self.optimizing > 1:  # an optimizer that wraps another
+            return
+        if self.first_optimizer is None:
+            self.first_optimizer = weakref.ref(optimizer)
+        self.optimizer_code = sys._getframe(1).f_code
+        self.has_closure = any(a is not None for a in args[1:]) or kwargs.get("closure") is not None
+        self.parameters_step(optimizer, False)
+        self.enter_place(0, -1, OPTIMIZER, not self.filtered)
+
+    def optimizer_post_hook(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if threading.get_ident() != self.thread or not self.optimizing:
+            return
+        self.optimizing -= 1
+        if self.optimizing:
+            return
+        self.has_closure = False
+        self.parameters_step(optimizer, True)
+        first = self.first_optimizer() if self.first_optimizer is not None else None
+        if not self.manual and (first is None or first is optimizer):
+            self.first_optimizer = weakref.ref(optimizer)  # the first is gone: this one takes its place
+            self.end_step()
+        else:
+            self.enter_place(0, -1, FORWARD, not self.filtered)
+
+    def optimizer_context(self, frame: Any) -> int:
+        """The context of an operator while an optimizer steps: its own, or forward when its closure runs the model."""
+        if not runs_below(frame, self.optimizer_code):
+            self.left_optimizer_by_exception()
+        elif self.has_closure and not self.stack and torch.is_grad_enabled():
+            context, measured = self.context, self.measured
+            self.enter_place(0, -1, FORWARD, measured)
+            closure, self.context, self.measured = self.context, context, measured
+            return closure
+        return self.context
+
+    def left_optimizer_by_exception(self) -> None:
+        """Torch calls no hook when `step` raises: the step is not over, but the optimizer is."""
+        self.optimizing, self.has_closure = 0, False
+        self.enter_place(0, -1, FORWARD, not self.filtered)
+
+    def end_step(self) -> None:
+        """What follows belongs to the next step."""
+        self.step += 1
+        self.micro_step = -1
+        self.calls_end_steps = False
+        if len(self.positions[0]) > MOST_POSITIONS:
+            for column in self.positions:
+                del column[: -MOST_POSITIONS // 2]
+        self.enter_place(0, -1, FORWARD, not self.filtered)
+        self.step_ends(self.step)
+
+
+TRACKERS: list[ModuleTracker] = []  # those of the monitors that are open, in all threads
+ORIGINAL = "_dispatchmon_original"
+
+
+def wrap_module_call() -> None:
+    """Replace `nn.Module.__call__` until `unwrap_module_call`."""
+    original: Any = nn.Module.__call__
+    if hasattr(original, ORIGINAL):  # somebody who wrapped in between put it back
+        return
+
+    @functools.wraps(original)
+    def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or not TRACKERS or jit_tracing_state() is not None:
+            return original(self, *args, **kwargs)
+        thread = threading.get_ident()
+        entered = [(tracker, len(tracker.stack)) for tracker in TRACKERS if tracker.thread == thread]
+        output = None
+        try:
+            for tracker, _ in entered:
+                tracker.forward_pre_hook(self, args, kwargs)
+            output = original(self, *args, **kwargs)
+            return output
+        finally:
+            for tracker, depth in reversed(entered):
+                if len(tracker.stack) > depth:
+                    tracker.return_to(depth + 1)
+                    tracker.forward_hook(self, args, kwargs, output)
+
+    setattr(__call__, ORIGINAL, original)
+    nn.Module.__call__ = __call__  # type: ignore[method-assign]
+
+
+def unwrap_module_call() -> None:
+    """Put `nn.Module.__call__` back."""
+    original = getattr(nn.Module.__call__, ORIGINAL, None)
+    if original is not None:  # else: wrapped again by somebody else since; ours passes everything on
+        nn.Module.__call__ = original  # type: ignore[method-assign]

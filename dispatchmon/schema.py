@@ -1,0 +1,90 @@
+"""
+The columns of a trace: name, type, unit, meaning of null. The single source; `docs/format.md` is made from it.
+
+A trace is an Arrow IPC file with one row per tensor that an event sees; an event that sees no tensor has one row whose
+tensor columns are null. The rows of one event stand together, and events are in order of execution.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+FORMAT_MAJOR, FORMAT_MINOR = 1, 0
+FORMAT_VERSION = f"{FORMAT_MAJOR}.{FORMAT_MINOR}"
+METADATA_KEY = b"dispatchmon"  # of the schema: JSON about the run, known when the trace is opened
+CLOSING_KEY = b"dispatchmon.closing"  # of the last, empty batch: JSON about the run, known when the trace is closed
+
+KINDS = ("op", "module", "parameter", "hazard", "alert")
+PHASES = ("forward", "backward", "recompute", "optimizer")
+MUTATIONS = ("none", "inplace", "out", "other", "undeclared")
+ROLES = ("input", "output", "grad_output", "grad_input", "value", "grad", "update")
+STATISTICS = ("min", "max", "mean", "std", "norm", "nan", "inf", "posinf", "zero")
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its Arrow type, the unit of its numbers (or None), what it says, and what null says (or None: never null)."""
+
+    name: str
+    type: pa.DataType
+    meaning: str
+    null: str | None = None
+    unit: str | None = None
+
+
+_utf8, _i32, _i64, _f64 = pa.utf8(), pa.int32(), pa.int64(), pa.float64()
+_no_tensor = "the event sees no tensor"
+_unmeasured = "not measured"
+_no_finite = "not measured, or no element is finite"
+
+COLUMNS = (
+    Column("event", _i64, "number of the event in this process, in order of execution, from 0"),
+    Column("kind", _utf8, "`op`, `module`, `parameter`, `hazard` or `alert`"),
+    Column("rank", _i32, "rank of the process in its group; 0 without one"),
+    Column("step", _i32, "training step, from 0"),
+    Column("micro_step", _i32, "nth outermost call of the model in this step, from 0"),
+    Column("phase", _utf8, "`forward` (also all code outside backward and optimizer), `backward`, `recompute` or `optimizer`"),
+    Column("module", _utf8, "qualified name of the innermost running module, `\"\"` for the model itself; of a backward "
+           "operator that of the forward operator whose gradient it computes", "outside every module, or unknown"),
+    Column("module_call", _i32, "nth call of that module in this step, from 0", "outside every module, or unknown"),
+    Column("op", _utf8, "the operator overload, as `aten.relu_.default`; of a module event the class name"),
+    Column("arguments", _utf8, "JSON of the operator's non-tensor arguments by name, `{}` if there are none; `\"inf\"`, "
+           "`\"-inf\"`, `\"nan\"` as strings", "not the event's first row: counting this column counts events"),
+    Column("mutation", _utf8, "what the operator writes: `none`, `inplace` (its name ends in `_`), `out` (an `out=` overload), "
+           "`other` (writes, but neither), `undeclared` (writes what its schema does not say)"),
+    Column("role", _utf8, "`input`, `output`, `grad_output`, `grad_input`, `value`, `grad` or `update`", _no_tensor),
+    Column("arg", _utf8, "name in the operator's schema, `tensors[2]` inside a list, `out0`, `out1` for unnamed results", _no_tensor),
+    Column("written", pa.bool_(), "the event writes this tensor; a written argument has two rows, `input` (before) and "
+           "`output` (after)"),
+    Column("storage", _i64, "the memory, by a number that is unique in the process", "no tensor, or one without a storage (sparse)"),
+    Column("version", _i64, "number of writes to the storage that were seen; two rows with the same storage, version, "
+           "offset, shape and stride saw the same value", "no tensor, or one without a storage (sparse)"),
+    Column("name", _utf8, "name of the parameter, buffer or optimizer state; `….grad` for a parameter's gradient", "the tensor has no name"),
+    Column("dtype", _utf8, "as `float32`", _no_tensor),
+    Column("device", _utf8, "as `cpu`, `cuda:0`", _no_tensor),
+    Column("shape", pa.list_(_i64), "sizes, outermost first", "no tensor, or one whose sizes are not plain numbers (nested)", "elements"),
+    Column("stride", pa.list_(_i64), "strides, outermost first", "no tensor, or one without strides (sparse)", "elements"),
+    Column("offset", _i64, "of the first element in its storage", "no tensor, or one without a storage (sparse)", "elements"),
+    Column("numel", _i64, "number of elements", "no tensor, or one whose sizes are not plain numbers (nested)", "elements"),
+    Column("min", _f64, "smallest finite element (complex: of the magnitudes, as in the next four)", _no_finite),
+    Column("max", _f64, "largest finite element", _no_finite),
+    Column("mean", _f64, "mean of the finite elements", _no_finite),
+    Column("std", _f64, "population standard deviation of the finite elements", _no_finite),
+    Column("norm", _f64, "L2 norm of the finite elements", _no_finite),
+    Column("nan", _i64, "how many elements are NaN", _unmeasured, "elements"),
+    Column("inf", _i64, "how many are infinite, of either sign", _unmeasured, "elements"),
+    Column("posinf", _i64, "how many are +Inf", _unmeasured, "elements"),
+    Column("zero", _i64, "how many are zero", _unmeasured, "elements"),
+    Column("digest", pa.uint64(), "of the bytes", "not asked for"),
+    Column("start_ns", _i64, "host clock when the event began, since the start of the trace", None, "ns"),
+    Column("duration_ns", _i64, "of the operator itself, without the monitor's work", "the operator raised, or was passed on to a tensor subclass", "ns"),
+    Column("forward_event", _i64, "of a backward operator: the forward event whose gradient it computes", "not backward, or unknown"),
+    Column("source", _utf8, "nearest line outside torch and dispatchmon, as `train.py:31 in forward`; of a backward operator "
+           "the line of its forward operator", "not asked for, or no such line"),
+    Column("cause_event", _i64, "of a hazard: the event that wrote; of an alert: the event that met the rule", "any other kind of event"),
+)  # fmt: skip
+
+SCHEMA = pa.schema([pa.field(c.name, c.type) for c in COLUMNS])
+COLUMN_NAMES = tuple(c.name for c in COLUMNS)

@@ -1,0 +1,117 @@
+"""What a monitor was asked to record, checked when it is made."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from dispatchmon.errors import SettingError
+from dispatchmon.schema import PHASES, STATISTICS
+
+StepPattern = str | Callable[[int], bool] | None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The checked arguments of a monitor."""
+
+    stats: tuple[str, ...]
+    steps: StepPattern
+    modules: tuple[str, ...]
+    ops: tuple[str, ...]
+    phases: tuple[str, ...]
+    source: bool
+
+    def wants_step(self, step: int) -> bool:
+        """Whether a step is recorded."""
+        if self.steps is None:
+            return True
+        if callable(self.steps):
+            return bool(self.steps(step))
+        start, stop, every = step_range(self.steps)
+        return step >= start and (stop is None or step < stop) and (step - start) % every == 0
+
+    def described(self) -> dict[str, Any]:
+        """For the metadata of the trace."""
+        steps = self.steps if self.steps is None or isinstance(self.steps, str) else "callable"
+        return {"stats": self.stats, "steps": steps, "modules": self.modules, "ops": self.ops, "phases": self.phases,
+                "source": self.source}  # fmt: skip
+
+
+def checked(
+    *,
+    record: Iterable[str],
+    stats: Iterable[str],
+    steps: StepPattern,
+    modules: str | Sequence[str],
+    ops: str | Sequence[str],
+    phases: Iterable[str],
+    source: bool,
+    names: Sequence[str] | None,
+) -> Settings:
+    """
+    The settings, or a `SettingError` that says which argument cannot be meant.
+
+    `names` are the qualified names of the model's modules, or None without a model.
+    """
+    chosen("record", record, ("ops",), empty=False)
+    if isinstance(steps, str):
+        step_range(steps)
+    elif steps is not None and not callable(steps):
+        raise SettingError(f'steps is {steps!r}: give "START:STOP:EVERY", as "0:100:10", or a function of the step')
+    module_patterns = patterns("modules", modules)
+    if names is not None:
+        for pattern in module_patterns:
+            if pattern != "*" and not any(fnmatchcase(name, pattern) for name in names):
+                raise SettingError(f"modules: no module of the model is called {pattern!r}{near(pattern, names)}")
+    return Settings(
+        stats=chosen("stats", stats, STATISTICS),
+        steps=steps,
+        modules=module_patterns,
+        ops=patterns("ops", ops),
+        phases=chosen("phases", phases, PHASES, empty=False),
+        source=bool(source),
+    )
+
+
+def chosen(argument: str, given: Iterable[str], allowed: Sequence[str], empty: bool = True) -> tuple[str, ...]:
+    """Some of the allowed words, in their order."""
+    words = (given,) if isinstance(given, str) else tuple(given)
+    for word in words:
+        if word not in allowed:
+            raise SettingError(f"{argument}: {word!r} is not known; choose from {', '.join(allowed)}")
+    if not words and not empty:
+        raise SettingError(f"{argument} is empty; choose from {', '.join(allowed)}")
+    return tuple(word for word in allowed if word in words)
+
+
+def patterns(argument: str, given: str | Sequence[str]) -> tuple[str, ...]:
+    """One glob or several."""
+    globs = (given,) if isinstance(given, str) else tuple(given)
+    if not globs or not all(isinstance(glob, str) for glob in globs):
+        raise SettingError(f'{argument} is {given!r}: give a glob, as "*.attn", or a list of globs')
+    return globs
+
+
+def near(pattern: str, names: Sequence[str]) -> str:
+    """A hint at names that look alike."""
+    matches = difflib.get_close_matches(pattern, names, n=3, cutoff=0.5)
+    return f"; near matches: {', '.join(matches)}" if matches else ""
+
+
+def step_range(pattern: str) -> tuple[int, int | None, int]:
+    """(start, stop, every) of "START:STOP:EVERY"; each part may be left out."""
+    parts = pattern.split(":")
+    try:
+        numbers = [int(part) if part.strip() else None for part in parts]
+    except ValueError:
+        numbers = []
+    if not 2 <= len(numbers) <= 3:
+        raise SettingError(f'steps is {pattern!r}: give "START:STOP:EVERY", as "0:100:10"; each may be left out')
+    start, stop, every = numbers[0] or 0, numbers[1], numbers[2] if len(numbers) == 3 and numbers[2] is not None else 1
+    if start < 0 or every < 1 or (stop is not None and stop <= start):
+        raise SettingError(f"steps is {pattern!r}: it selects no step; START is at least 0, STOP above START, EVERY at least 1")
+    return start, stop, every

@@ -1,0 +1,68 @@
+"""The user's line of an operator: the nearest frame outside torch, dispatchmon and Python's own library."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from types import CodeType, FrameType
+
+import torch
+
+from dispatchmon.tables import Table
+from dispatchmon.torch_internals import ENGINE_CODE, graph_task
+
+# With the separator: torchvision is not torch.
+_LIBRARIES = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep, "<frozen ")
+_STDLIB = sysconfig.get_path("stdlib") + os.sep
+_PACKAGES = tuple(path + os.sep for key in ("purelib", "platlib") if (path := sysconfig.get_path(key)))
+
+
+class Libraries(dict[str, bool]):
+    """File name -> whether its lines are never the user's."""
+
+    def __missing__(self, name: str) -> bool:
+        self[name] = library = name.startswith(_LIBRARIES) or (
+            name.startswith(_STDLIB) and not name.startswith(_PACKAGES) and "site-packages" not in name
+        )
+        return library
+
+
+class Sources:
+    """Frames to numbers into the table of source lines."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self.numbers: dict[tuple[int, int], int] = {}
+        self.libraries = Libraries()
+        self.backward: tuple[int, int] = (-1, 0)  # graph task, and the line that started it
+        self.optimizer = 0  # the line that called an optimizer of torch's own, while it steps
+
+    def line(self, frame: FrameType | None) -> int:
+        """Number of the user's line that led to this frame; 0 if there is none."""
+        assert frame is not None
+        code: CodeType = frame.f_code
+        if self.optimizer and self.libraries[code.co_filename]:
+            return self.optimizer
+        task = -1
+        if code is ENGINE_CODE:  # one walk serves all operators of a backward pass
+            task = graph_task()
+            if self.backward[0] == task:
+                return self.backward[1]
+        while self.libraries[code.co_filename]:
+            frame = frame.f_back
+            if frame is None:
+                return 0
+            code = frame.f_code
+        key = id(code), frame.f_lasti  # the table keeps the code, so its id stays its own
+        number = self.numbers.get(key)
+        if number is None:
+            number = self.numbers[key] = self.table.add((code, frame.f_lasti))
+        if task != -1:
+            self.backward = task, number
+        return number
+
+
+def described(code: CodeType, instruction: int) -> str:
+    """`train.py:31 in forward`."""
+    line = next((at for start, end, at in code.co_lines() if start <= instruction < end and at is not None), code.co_firstlineno)
+    return f"{os.path.basename(code.co_filename)}:{line} in {code.co_name}"

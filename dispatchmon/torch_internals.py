@@ -1,0 +1,115 @@
+"""
+Every private torch name that dispatchmon uses, in one place.
+
+Each is pinned by a test in `tests/test_torch_internals.py` that says what is needed of it and fails when torch changes it.
+Seen to exist and to behave alike from torch 2.8.0 on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.utils import _python_dispatch
+
+_C: Any = torch._C
+_KEY = _C.DispatchKey
+
+next_sequence_number: Callable[[], int] = _C._autograd._get_sequence_nr
+"""The number that the next autograd node of this thread will get."""
+graph_task: Callable[[], int] = _C._current_graph_task_id
+"""Number of the backward pass that runs in this thread; -1 outside of one."""
+running_node: Callable[[], Any] = _C._current_autograd_node
+"""The autograd node that runs in this thread, or None."""
+saved_tensors_hooks: Callable[[bool], Any] = _C._autograd._top_saved_tensors_default_hooks
+"""The innermost pair of default hooks on saved tensors, or None."""
+NOT_NUMBERED = (1 << 64) - 1
+"""Sequence number of every `AccumulateGrad` node."""
+ENGINE_CODE: CodeType = torch.autograd.graph._engine_run_backward.__code__
+"""Code of the frame from which every backward pass starts."""
+plain_tensor_dispatch: Any = _C._disabled_torch_dispatch_impl
+"""What `__torch_dispatch__` is for a tensor subclass that does not override it."""
+jit_tracing_state: Callable[[], Any] = _C._get_tracing_state
+"""Not None while `torch.jit.trace` runs."""
+current_dispatch_mode: Callable[[], Any] = _python_dispatch._get_current_dispatch_mode
+"""The innermost dispatch mode of this thread, or None."""
+DisableTorchFunctionSubclass: type[AbstractContextManager[None]] = _C.DisableTorchFunctionSubclass
+
+_ABOVE_THE_KERNELS = (
+    "Python", "PythonTLSSnapshot", "PythonDispatcher", "PreDispatch", "Functionalize", "ADInplaceOrView",
+    "AutogradOther", "AutogradCPU", "AutogradCUDA", "AutogradXPU", "AutogradMPS", "AutogradMeta", "AutogradNestedTensor",
+    "AutogradPrivateUse1", "AutocastCPU", "AutocastCUDA", "AutocastXPU", "AutocastMPS", "AutocastPrivateUse1",
+    "FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode", "FuncTorchBatched", "FuncTorchGradWrapper",
+)  # fmt: skip
+
+
+def _keys_above_the_kernels() -> Any:
+    keys = _C.DispatchKeySet(_KEY.Python)
+    for name in _ABOVE_THE_KERNELS:
+        keys = keys | _C.DispatchKeySet(getattr(_KEY, name))
+    return keys
+
+
+_ABOVE = _keys_above_the_kernels()
+
+
+def kernels_only() -> AbstractContextManager[None]:
+    """A block in which operators go straight to their kernels: no mode, subclass, autograd, autocast or transform sees them."""
+    guard: AbstractContextManager[None] = _C._ExcludeDispatchKeyGuard(_ABOVE)
+    return guard
+
+
+@contextmanager
+def version_counters_moving() -> Iterator[None]:
+    """
+    A block in which writes through ATen move version counters, as they do without a mode.
+
+    In a mode's handler the key that does it is excluded: an undeclared write inside a custom operator would go unnoticed.
+    """
+    included, excluded = _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()
+    with _C._ForceDispatchKeyGuard(included, excluded.remove(_KEY.ADInplaceOrView)):
+        yield
+
+
+def call_composite(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """
+    Run a composite operator by its C++ decomposition, as `inference_mode` does where there is no mode.
+
+    In a mode's handler ADInplaceOrView is excluded, so `weight.t().requires_grad` turns False there and `linear` takes
+    another path, with other bits. The caller re-enters its mode, so that it sees the parts.
+    """
+    _C._dispatch_tls_set_dispatch_key_excluded(_KEY.ADInplaceOrView, False)
+    try:
+        return func._op_dk(_KEY.CompositeImplicitAutograd, *args, **kwargs)
+    finally:
+        _C._dispatch_tls_set_dispatch_key_excluded(_KEY.ADInplaceOrView, True)
+
+
+def recomputing() -> bool:
+    """Whether a non-reentrant checkpoint is running its region again."""
+    hooks = saved_tensors_hooks(False)
+    return bool(hooks) and "_recomputation_hook" in getattr(hooks[0], "__qualname__", "")
+
+
+def an_optimizer_was_made() -> bool:
+    """Whether any optimizer has been constructed in this process: its class then carries a hooked `step`."""
+    pending: list[type] = [Optimizer]
+    while pending:
+        kind = pending.pop()
+        if getattr(kind.__dict__.get("step"), "hooked", False):
+            return True
+        pending += kind.__subclasses__()
+    return False
+
+
+def runs_below(frame: FrameType | None, code: CodeType) -> bool:
+    """Whether a frame of this code is among the callers of this one."""
+    while frame is not None:
+        if frame.f_code is code:
+            return True
+        frame = frame.f_back
+    return False

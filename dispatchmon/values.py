@@ -1,0 +1,257 @@
+"""
+Which value a tensor holds, and what is remembered of it.
+
+A storage's Python object lives exactly as long as its memory, so a tag set on it as an attribute is an identity that needs
+no table, keeps nothing alive and cannot be confused by an allocator that hands out the same address again. The tag counts
+the writes to the memory and remembers the statistics of the value that it holds now. A write through any view makes all of
+that stale.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dispatchmon.records import (
+    EMPTY,
+    FAILED,
+    NO_STORAGE,
+    NOT_ASKED,
+    ROW,
+    UNREADY,
+    UNSUPPORTED,
+    VERSION_BITS,
+)
+from dispatchmon.statistics import Layout, Statistics, layout_of, runs_of
+from dispatchmon.tables import Table, Tables
+from dispatchmon.torch_internals import DisableTorchFunctionSubclass, kernels_only
+
+SERIALS = count(1)  # of storages, unique in the process
+EPOCHS = count(1)  # one per stretch of recording: what happened between two of them was not seen
+
+# The tag, a list on the storage. SLOTS: {memory: slot} once several views were measured.
+VALUE, LABEL, MEMORY, SLOT, SLOTS, EPOCH, OWNER = range(7)
+CPU = 0  # label of unnamed CPU memory
+
+pack_row = ROW.pack
+
+
+class Geometries(dict[Any, tuple[int, int, Layout | None, bool]]):
+    """
+    (shape, stride, offset, dtype) -> (geometry number, memory number, layout, whether it is complex).
+
+    Two geometries that cover the same elements have one memory number: `t()` and `view` need no second measurement.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self.memories: dict[Any, int] = {}
+
+    def __missing__(self, key: tuple[torch.Size, tuple[int, ...], int, torch.dtype]) -> tuple[int, int, Layout | None, bool]:
+        shape, stride, offset, dtype = key
+        number = self.table.add((tuple(shape), tuple(stride), offset, dtype, shape.numel()))
+        runs, repeat = runs_of(shape, stride)
+        memory = self.memories.setdefault((runs, repeat, offset, dtype), len(self.memories))
+        layout = None if 0 in shape else layout_of(runs, repeat, dtype)
+        entry = self[key] = number, memory if 0 not in shape else -1, layout, dtype.is_complex
+        return entry
+
+    def forget(self) -> None:
+        """Start again; memory numbers, which tags remember, go on."""
+        self.clear()
+        self.table.forget()
+
+
+class Labels:
+    """Device and names of a storage, as one number: parameters of one storage share it, each with its place in it."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self.numbers: dict[Any, int] = {("cpu", ()): CPU}
+        self.items: list[tuple[str, tuple[tuple[int, tuple[int, ...], str], ...]]] = [("cpu", ())]
+
+    def number(self, device: str, names: tuple[tuple[int, tuple[int, ...], str], ...] = ()) -> int:
+        found = self.numbers.get((device, names))
+        if found is None:
+            found = self.numbers[device, names] = self.table.add((device, names))
+            self.items.append((device, names))
+        return found
+
+    def named(self, label: int, offset: int, shape: tuple[int, ...], name: str) -> int:
+        """The label of the same memory, in which a tensor has a name."""
+        device, names = self.items[label]
+        kept = tuple(n for n in names if n[:2] != (offset, shape))
+        return label if len(kept) < len(names) and (offset, shape, name) in names else self.number(device, (*kept, (offset, shape, name)))
+
+    def name(self, label: int, offset: int, shape: tuple[int, ...]) -> str | None:
+        return next((n for o, s, n in self.items[label][1] if (o, s) == (offset, shape)), None)
+
+
+class Values:
+    """Writes a row for each tensor that an event sees, with the identity and the statistics of its value."""
+
+    def __init__(self, tables: Tables, statistics: Statistics | None, level: int) -> None:
+        self.statistics = statistics
+        self.geometries = Geometries(tables.geometries)
+        self.labels = Labels(tables.labels)
+        self.rows = bytearray()
+        self.add_row = self.rows.extend
+        self.attribute = f"_dispatchmon_{level}"  # two nested monitors have two tags
+        self.owner = self.epoch = next(EPOCHS)
+        self.measuring = statistics is not None
+        self.reason = NOT_ASKED  # what the slot says while not measuring
+        self.careful = False  # complex tensors are about, whose views can be negated in place
+        self.table = tables.geometries
+
+    def new_epoch(self) -> None:
+        """Something may have run unseen: every value met from now on is a new version."""
+        self.epoch = next(EPOCHS)
+
+    # ------------------------------------------------------------------------------------------------- one tensor
+    def see(self, tensor: Tensor, argument: int, event: int) -> None:
+        """Add the row of one tensor as it is now."""
+        try:
+            storage = tensor.untyped_storage()
+            geometry, memory, layout, is_complex = self.geometries[
+                tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype
+            ]
+            tag = getattr(storage, self.attribute, None)
+            if tag is None or tag[EPOCH] != self.epoch:
+                tag = self.first_sight(storage, tensor, tag)
+        except Exception:  # sparse, mkldnn, nested, symbolic: no storage, no strides
+            self.see_special(tensor, argument, event)
+            return
+        if not self.measuring:
+            slot = self.reason
+        elif tag[MEMORY] == memory and tag[SLOT] >= self.statistics.floor and not self.careful:  # type: ignore[union-attr]
+            slot = tag[SLOT]
+        else:
+            slot = self.slot_of(tag, memory, layout, tensor, is_complex)
+        self.add_row(pack_row(event, argument, geometry, tag[VALUE], tag[LABEL], slot))
+
+    def see_all(self, tensors: Iterable[Any], numbers: Any, event: int) -> None:
+        """The same for each tensor of a list, of lists."""
+        for i, tensor in enumerate(tensors):
+            if isinstance(tensor, Tensor):
+                self.see(tensor, numbers.at(i), event)
+            elif isinstance(tensor, (list, tuple)):
+                self.see_all(tensor, numbers.inside(i), event)
+
+    def see_unready(self, tensor: Tensor, argument: int, event: int) -> None:
+        """The row of a tensor whose elements mean nothing yet: unwritten memory, a collective in flight."""
+        before = self.measuring, self.reason
+        self.measuring, self.reason = False, UNREADY
+        try:
+            self.see(tensor, argument, event)
+        finally:
+            self.measuring, self.reason = before
+
+    def first_sight(self, storage: Any, tensor: Tensor, tag: list[Any] | None) -> list[Any]:
+        """A new tag, or one from before a gap brought up to date."""
+        if tag is not None and tag[OWNER] == self.owner:
+            tag[VALUE] += 1
+            tag[MEMORY], tag[SLOTS], tag[EPOCH] = -1, None, self.epoch
+            return tag
+        label = CPU if tensor.is_cpu else self.labels.number(str(tensor.device))
+        tag = [next(SERIALS) << VERSION_BITS, label, -1, -1, None, self.epoch, self.owner]
+        setattr(storage, self.attribute, tag)
+        return tag
+
+    def slot_of(self, tag: list[Any], memory: int, layout: Layout | None, tensor: Tensor, is_complex: bool) -> int:
+        """Where the statistics of this memory of this value are; measured now if they are nowhere."""
+        statistics = self.statistics
+        assert statistics is not None
+        if is_complex:
+            self.careful = True
+        try:
+            if self.careful and tensor.is_neg():
+                return statistics.measure_values(tensor)  # not remembered: the memory holds the opposite
+            slots = tag[SLOTS]
+            slot = (tag[SLOT] if tag[MEMORY] == memory else -1) if slots is None else slots.get(memory, -1)
+            if slot < statistics.floor:
+                if layout is None:
+                    return EMPTY if memory == -1 else UNSUPPORTED
+                slot = statistics.measure(tensor, layout)
+                if slot < 0:
+                    return slot
+                if tag[MEMORY] >= 0 and tag[MEMORY] != memory:  # a second view of the same value: both are remembered
+                    tag[SLOTS] = {**(slots or {}), tag[MEMORY]: tag[SLOT], memory: slot}
+        except Exception:
+            return FAILED
+        tag[MEMORY], tag[SLOT] = memory, slot
+        return slot
+
+    def see_special(self, tensor: Tensor, argument: int, event: int) -> None:
+        """The row of a tensor without a storage or without plain sizes: what can be known of it."""
+        shape: Any = None
+        stride: Any = None
+        offset: int | None = None
+        label, slot = CPU, self.reason
+        with DisableTorchFunctionSubclass(), kernels_only():
+            try:
+                label = self.labels.number(str(tensor.device))
+                shape = tuple(int(n) for n in tensor.shape) if not tensor.is_nested else None
+                if tensor.layout == torch.strided and shape is not None:
+                    stride, offset = tuple(int(n) for n in tensor.stride()), int(tensor.storage_offset())
+            except Exception:  # symbolic sizes
+                shape = stride = offset = None
+            if self.measuring and self.statistics is not None:
+                try:
+                    slot = self.statistics.measure_values(tensor)
+                except Exception:
+                    slot = FAILED
+        numel = None if shape is None else torch.Size(shape).numel()
+        key = shape, stride, offset, tensor.dtype
+        entry = self.geometries.get(key)
+        if entry is None:
+            number = self.table.add((shape, stride, offset, tensor.dtype, numel))
+            entry = self.geometries[key] = number, -1, None, False
+        self.add_row(pack_row(event, argument, entry[0], NO_STORAGE, label, slot))
+
+    # ------------------------------------------------------------------------------------------------- writes, names
+    def tag_of(self, tensor: Tensor) -> list[Any] | None:
+        """The tag of a tensor's memory, made if there is none; None for a tensor without storage."""
+        try:
+            storage = tensor.untyped_storage()
+            tag = getattr(storage, self.attribute, None)
+            return tag if tag is not None and tag[EPOCH] == self.epoch else self.first_sight(storage, tensor, tag)
+        except Exception:
+            return None
+
+    def written(self, tensor: Tensor) -> None:
+        """A write to this tensor: the value of its memory is another one now."""
+        tag = self.tag_of(tensor)
+        if tag is not None:
+            tag[VALUE] += 1
+            tag[MEMORY], tag[SLOTS] = -1, None
+
+    def written_all(self, tensors: Iterable[Any]) -> None:
+        """The same for each tensor of a list, of lists."""
+        for tensor in tensors:
+            if isinstance(tensor, Tensor):
+                self.written(tensor)
+            elif isinstance(tensor, (list, tuple)):
+                self.written_all(tensor)
+
+    def name(self, tensor: Tensor, name: str) -> None:
+        """From now on rows of this tensor carry a name."""
+        tag = self.tag_of(tensor)
+        if tag is not None:
+            tag[LABEL] = self.labels.named(tag[LABEL], tensor.storage_offset(), tuple(tensor.shape), name)
+
+    def name_of(self, tensor: Tensor) -> str | None:
+        """The name of a tensor, if it has one."""
+        tag = self.tag_of(tensor)
+        return None if tag is None else self.labels.name(tag[LABEL], tensor.storage_offset(), tuple(tensor.shape))
+
+    def untag(self) -> None:
+        """Take the tags off every storage that still lives."""
+        for each in gc.get_objects():
+            if type(each) is torch.UntypedStorage and hasattr(each, self.attribute):
+                delattr(each, self.attribute)
+
