@@ -1,6 +1,8 @@
 """`python -m dispatchmon`: the same as the `dispatchmon` command."""
 
+import sys
+
 from dispatchmon_cli import main
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -105,7 +105,7 @@ class RecordingMode(TorchDispatchMode):
         if self.filtered:
             values.measuring = values.statistics is not None and plan.measured and (
                 tracker.measured_at(node) if node >= 0 else tracker.measured)  # fmt: skip
-        arguments = 0 if plan.arguments is None else plan.arguments.number(args, kwargs)
+        scalars = False
         see = values.see
         for tensor, argument in zip(args, plan.by_position):  # noqa: B905 - defaults are left out of args
             if argument is not None:
@@ -113,6 +113,8 @@ class RecordingMode(TorchDispatchMode):
                     see(tensor, argument, event)
                 elif isinstance(tensor, (list, tuple)):
                     values.see_all(tensor, argument, event)
+                elif tensor is not None:
+                    scalars = True
         if kwargs:
             by_name = plan.by_name
             for name, tensor in kwargs.items():
@@ -120,6 +122,10 @@ class RecordingMode(TorchDispatchMode):
                     see(tensor, by_name[name], event)
                 elif isinstance(tensor, (list, tuple)) and by_name[name] is not None:
                     values.see_all(tensor, by_name[name], event)
+        if scalars:
+            arguments = plan.arguments.number_with_scalars(args, kwargs)
+        else:
+            arguments = plan.arguments.number(args, kwargs) if plan.others else 0
         return event, arguments, context, number, node, source
 
     def after(

@@ -86,7 +86,8 @@ class Plan(NamedTuple):
     by_name: dict[str, Any]  # the same, by name
     writes: tuple[tuple[int, str, Any], ...]  # position, name, argument number of the state after
     outputs: tuple[Any, ...]  # argument number of each result that is not a written argument
-    arguments: Arguments | None  # what turns the other arguments into JSON; None if the operator has none
+    arguments: Arguments  # what turns the other arguments into JSON
+    others: bool  # whether the schema has any
     special: int  # PLAIN, or why it is not
     moves_values: bool  # its writes change memory, not only what a tensor shows
     measured: bool  # `ops` asks for its statistics
@@ -121,7 +122,9 @@ class Arguments:
     __slots__ = ("by_name", "known", "names", "pick", "positions", "table")
 
     def __init__(self, table: Table, positions: Sequence[int], names: Sequence[str], by_name: frozenset[str]) -> None:
-        self.table, self.positions, self.names, self.by_name = table, positions, names, by_name
+        self.table, self.by_name = table, by_name
+        self.positions = positions  # of arguments that are no tensors
+        self.names = names  # of all positional arguments
         self.pick: dict[int, Any] = {}  # number of positional arguments -> itemgetter of those that are no tensors
         self.known: dict[bytes | str, int] = {}
 
@@ -137,19 +140,37 @@ class Arguments:
             values = values, [(k, v) for k, v in kwargs.items() if k in self.by_name]
         elif values is None:
             return 0
-        try:
-            key: bytes | str = dumps(values, 2)  # tells 1, 1.0 and True apart; version 2 has no references, so it is stable
-        except ValueError:  # a dtype, a device, a generator
-            key = repr(values)
+        key = key_of(values)
         number = self.known.get(key)
         if number is None:
-            number = self.known[key] = self.table.add(self.json(args, kwargs))
+            given = {self.names[p]: args[p] for p in self.positions if p < length}
+            number = self.known[key] = self.add(given, kwargs)
         return number
 
-    def json(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> str:
-        given = {n: args[p] for p, n in zip(self.positions, self.names, strict=True) if p < len(args)}
+    def number_with_scalars(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> int:
+        """The same where a number stands in the place of a tensor, as in `x + 1`."""
+        given = {
+            name: value
+            for i, (name, value) in enumerate(zip(self.names, args))  # noqa: B905 - defaults are left out of args
+            if i in self.positions or isinstance(value, (bool, int, float, complex, torch.SymInt, torch.SymFloat))
+        }
+        key = key_of((tuple(given.items()), [(k, v) for k, v in (kwargs or {}).items() if k in self.by_name]))
+        number = self.known.get(key)
+        if number is None:
+            number = self.known[key] = self.add(given, kwargs)
+        return number
+
+    def add(self, given: dict[str, Any], kwargs: dict[str, Any] | None) -> int:
         given.update((k, v) for k, v in (kwargs or {}).items() if k in self.by_name)
-        return json.dumps({name: plain(value) for name, value in given.items()}, ensure_ascii=False)
+        return self.table.add(json.dumps({name: plain(value) for name, value in given.items()}, ensure_ascii=False))
+
+
+def key_of(values: Any) -> bytes | str:
+    """A key that tells 1, 1.0 and True apart, and keeps nothing alive."""
+    try:
+        return dumps(values, 2)  # version 2 has no references, so equal values give equal bytes
+    except ValueError:  # a dtype, a device, a generator
+        return repr(values)
 
 
 def plain(value: Any) -> Any:
@@ -198,8 +219,7 @@ class Plans(dict[Any, Plan]):
     def forget_arguments(self) -> None:
         """Numbers of non-tensor arguments given so far will not be used again."""
         for plan in (*self.values(), *self.quiet.values()):
-            if plan.arguments is not None:
-                plan.arguments.known.clear()
+            plan.arguments.known.clear()
 
     def measured(self, name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in self.ops)
@@ -221,7 +241,8 @@ class Plans(dict[Any, Plan]):
         everything = Elements(lambda n: self.arguments.add(("input", n, False)), "args")
         results = Elements(lambda n: self.arguments.add(("output", n, False)), "out")
         number = self.operators.add((name, "none"))
-        return Plan(number, (everything,), {}, (), (results,), None, HIGHER_ORDER, False, self.measured(name), False)
+        nothing = Arguments(self.literals, (), (), frozenset())
+        return Plan(number, (everything,), {}, (), (results,), nothing, False, HIGHER_ORDER, False, self.measured(name), False)
 
     def of_schema(self, func: Any, schema: Any, quiet: bool) -> Plan:
         hidden = UNDECLARED_WRITES.get(schema.name)
@@ -235,11 +256,11 @@ class Plans(dict[Any, Plan]):
             number = by_name[argument.name] = self.argument("input", argument.name, kind, written)
             if not argument.kwarg_only:
                 by_position.append(number)
+                names.append(argument.name)
             if number is None:
                 others.add(argument.name)
                 if not argument.kwarg_only:
                     positions.append(i)
-                    names.append(argument.name)
             elif written:
                 writes.append((i, argument.name, self.argument("output", argument.name, kind, True)))
         outputs = tuple(
@@ -248,10 +269,10 @@ class Plans(dict[Any, Plan]):
             for i, result in enumerate(schema.returns)
         )  # fmt: skip
         name, namespace = str(func), schema.name.split("::", 1)[0]
-        arguments = Arguments(self.literals, positions, names, frozenset(others)) if others else None
+        arguments = Arguments(self.literals, positions, names, frozenset(others))
         number = self.operators.add((name, mutation_of(schema, declared, bool(writes) and not declared)))
         return Plan(
-            number, tuple(by_position), by_name, tuple(writes), outputs, arguments,
+            number, tuple(by_position), by_name, tuple(writes), outputs, arguments, bool(others),
             self.special(schema, namespace, hidden, quiet, declared),
             torch.Tag.inplace_view not in func.tags and schema.name not in _METADATA_ONLY,
             self.measured(name), schema.name in UNWRITTEN or "c10d" in namespace and not name.endswith("wait_tensor.default"),

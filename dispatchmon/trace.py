@@ -35,7 +35,8 @@ class TraceFile:
     One file of a trace: what one process wrote.
 
     `metadata` is what was known when the file was opened, `closing` what was known when it was closed (None if it never
-    was), both as in `docs/format.md`. `rows` is the number of rows that can be read, None where a closed file does not say.
+    was), both as in `docs/format.md`. `rows` is the number of rows that can be read, None where a closed file does not
+    say; `batches` is how many record batches hold them.
     """
 
     path: Path
@@ -81,7 +82,9 @@ class TraceFile:
         elif not self.complete:
             found.append(f"{name} is incomplete: {self.closing.get('reason') or 'no reason was given'}")
         if self.skipped:
-            found.append(f"{name} does not hold everything: " + ", ".join(f"{n} {why}" for why, n in self.skipped.items()))
+            found.append(
+                f"{name} does not hold everything: " + ", ".join(f"{n} {why}" for why, n in self.skipped.items())
+            )
         return tuple(found)
 
     def scan(self, columns: Sequence[str], on_batch: Callable[[], None] = lambda: None) -> Iterator[pa.RecordBatch]:
@@ -215,7 +218,8 @@ def open_trace(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]])
     for first, second in zip(files, files[1:], strict=False):
         if first.rank == second.rank:
             raise DispatchmonError(
-                f"{first.path} and {second.path} both hold rank {first.rank}, so they are different runs; name one of them"
+                f"{first.path} and {second.path} both hold rank {first.rank}, so they are of different runs; "
+                "name one of them"
             )
     return Trace(tuple(files), tuple(notes))
 
@@ -342,7 +346,9 @@ def _read_metadata(path: Path, schema: pa.Schema) -> dict[str, Any]:
             raise NotATraceError(f"{path} is damaged: it has the column {field.name} {problem}; record it again")
         if found and schema.field(found[0]).type != field.type:
             actual = schema.field(found[0]).type
-            raise NotATraceError(f"{path} is damaged: its column {field.name} is {actual}, not {field.type}; record it again")
+            raise NotATraceError(
+                f"{path} is damaged: its column {field.name} is {actual}, not {field.type}; record it again"
+            )
     return dict(metadata)
 
 

@@ -1,0 +1,254 @@
+"""
+What ran, what it wrote, and what stands out: the first look at a trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, get_args
+
+from dispatchmon.analysis.query import Filters, query
+from dispatchmon.trace import Trace
+
+By = Literal["op", "module", "phase", "step", "dtype", "source"]
+Sort = Literal["calls", "writes", "time", "magnitude", "nan", "inf", "name"]
+BY: tuple[str, ...] = get_args(By)
+SORTS: tuple[str, ...] = get_args(Sort)
+
+_KINDS = ("op", "module", "parameter")  # what a summary is about: the first of these that the trace holds
+_ORDER = {sort: f"{sort} DESC NULLS LAST" for sort in SORTS} | {"time": "time_ns DESC", "name": "key NULLS LAST"}
+_MAGNITUDE = "greatest(abs(min), abs(max))"  # greatest() ignores nulls
+
+# Every event has `arguments` on its first row and nowhere else, so that row stands for the event.
+_GROUPS = """
+SELECT *, count(*) OVER (PARTITION BY kind, is_total) AS groups
+FROM (
+    SELECT
+        kind,
+        {by} AS key,
+        grouping({by}) AS is_total,
+        count(arguments) AS calls,
+        count(arguments) FILTER (mutation <> 'none') AS writes,
+        coalesce(sum(duration_ns) FILTER (arguments IS NOT NULL), 0)::BIGINT AS time_ns,
+        count(*) AS "rows",
+        max({magnitude}) AS magnitude,
+        sum(nan)::BIGINT AS nan,
+        sum(inf)::BIGINT AS inf,
+        count(DISTINCT step) AS steps,
+        count(DISTINCT rank) AS ranks,
+        count(arguments) FILTER (mutation = 'inplace') AS inplace,
+        count(arguments) FILTER (mutation = 'out') AS out,
+        count(arguments) FILTER (mutation = 'other') AS other,
+        count(arguments) FILTER (mutation = 'undeclared') AS undeclared,
+        count(dtype) AS tensors,
+        count(dtype) FILTER (nan IS NULL AND inf IS NULL AND min IS NULL AND max IS NULL) AS without_statistics,
+    FROM trace
+    WHERE kind IN {kinds}
+    GROUP BY GROUPING SETS ((kind, {by}), (kind))
+)
+QUALIFY is_total = 1 OR row_number() OVER (PARTITION BY kind, is_total ORDER BY {order}, key NULLS LAST) <= $top
+ORDER BY is_total DESC, {order}, key NULLS LAST
+"""
+_GROUP_COLUMNS = (
+    *("kind", "arguments", "mutation", "duration_ns", "step", "rank", "dtype"),
+    *("min", "max", "nan", "inf"),
+)
+
+
+@dataclass(frozen=True)
+class Group:
+    """
+    The events with one key, and the values they saw.
+
+    Attributes:
+        key: the operator, module, phase, step, dtype or source line; None where an event has none. By dtype, an event
+            belongs to the dtype of its first tensor, a value to its own.
+        calls: number of events.
+        writes: how many of them wrote over memory (`mutation` is not `none`).
+        time_ns: their durations on the host, in nanoseconds, without the monitor's work.
+        rows: number of rows, most of which are one value seen.
+        magnitude: largest absolute value of a finite element; None if no value was measured.
+        nan: NaN elements over all rows; None if none was counted. A value that is seen twice counts twice.
+        inf: the same for infinite elements.
+    """
+
+    key: str | int | None
+    calls: int
+    writes: int
+    time_ns: int
+    rows: int
+    magnitude: float | None
+    nan: int | None
+    inf: int | None
+
+
+@dataclass(frozen=True)
+class Totals:
+    """The same numbers over everything that was asked about; `groups` is the number of groups before `top` cut them."""
+
+    calls: int = 0
+    writes: int = 0
+    time_ns: int = 0
+    rows: int = 0
+    magnitude: float | None = None
+    nan: int | None = None
+    inf: int | None = None
+    steps: int = 0
+    ranks: int = 0
+    groups: int = 0
+
+
+@dataclass(frozen=True)
+class Writes:
+    """Number of events that wrote over memory, by the row's `mutation`."""
+
+    inplace: int = 0
+    out: int = 0
+    other: int = 0
+    undeclared: int = 0
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """One value where it was seen: one row of the trace."""
+
+    event: int
+    rank: int
+    step: int
+    phase: str
+    module: str | None
+    op: str
+    source: str | None
+    role: str
+    arg: str | None
+    name: str | None
+    dtype: str | None
+    shape: tuple[int, ...] | None
+    magnitude: float | None
+    nan: int | None
+    inf: int | None
+
+
+@dataclass(frozen=True)
+class StandsOut:
+    """
+    What to look at first.
+
+    Attributes:
+        writes: the events that wrote over memory, by kind of write.
+        first_nonfinite: the first value in order of events that held a NaN or Inf. This is where one was first
+            *seen*; its origin may be a value that was not recorded.
+        largest: the first value with the largest finite magnitude.
+        tensors: number of rows that describe a tensor.
+        without_statistics: how many of these have neither extremes nor counts, so that nothing is known of their
+            numbers.
+    """
+
+    writes: Writes
+    first_nonfinite: Sighting | None
+    largest: Sighting | None
+    tensors: int
+    without_statistics: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """
+    The answer of `summarize`.
+
+    `kind` says what was counted: `op`, or for a trace without operators `module` or `parameter`.
+    """
+
+    by: str
+    kind: str
+    groups: tuple[Group, ...]
+    totals: Totals
+    stands_out: StandsOut
+
+
+def summarize(
+    trace: Trace,
+    by: By = "op",
+    filters: Filters | None = None,
+    sort: Sort | None = None,
+    top: int | None = None,
+    *,
+    on_progress: Callable[[float], None] | None = None,
+) -> Summary:
+    """
+    Group the events of a trace and say what stands out.
+
+    Args:
+        trace: the trace.
+        by: what to group by.
+        filters: which rows to look at (default all).
+        sort: order of the groups, largest first, names and steps ascending. Default `calls`, for steps `name`.
+        top: keep only so many groups (default all). The totals cover all of them.
+        on_progress: called while reading, with the part that is done, from 0 to 1.
+
+    Raises:
+        ValueError: `by` or `sort` is not one of the above.
+        NotATraceError: the trace is damaged.
+    """
+    sort = sort or ("name" if by == "step" else "calls")
+    if by not in BY or sort not in SORTS:
+        raise ValueError(f"by is one of {', '.join(BY)}, and sort one of {', '.join(SORTS)}")
+    filters = filters or Filters()
+    rows = list(
+        query(
+            trace,
+            _GROUPS.format(by=by, magnitude=_MAGNITUDE, kinds=_KINDS, order=_ORDER[sort]),
+            (by, *_GROUP_COLUMNS),
+            filters,
+            values={"top": 2**62 if top is None else top},
+            on_progress=on_progress,
+        )
+    )
+    totals = {row["kind"]: row for row in rows if row["is_total"]}
+    kind = next((kind for kind in _KINDS if kind in totals), "op")
+    groups = [row for row in rows if row["kind"] == kind and not row["is_total"]]
+    if kind not in totals:
+        return Summary(by, kind, (), Totals(), StandsOut(Writes(), None, None, 0, 0))
+    total = totals[kind]
+    first = largest = None
+    if total["nan"] or total["inf"]:
+        first = _first(trace, kind, filters, "nan > 0 OR inf > 0", None)
+    if total["magnitude"] is not None:
+        largest = _first(trace, kind, filters, f"{_MAGNITUDE} = $magnitude", total["magnitude"])
+    return Summary(
+        by=by,
+        kind=kind,
+        groups=tuple(_picked(Group, row) for row in groups),
+        totals=replace(_picked(Totals, total), groups=groups[0]["groups"] if groups else 0),
+        stands_out=StandsOut(_picked(Writes, total), first, largest, total["tensors"], total["without_statistics"]),
+    )
+
+
+def _first(trace: Trace, kind: str, filters: Filters, condition: str, magnitude: float | None) -> Sighting | None:
+    """
+    Return the first value, in order of events, that meets the condition.
+
+    Events are numbered in each process by itself; between ranks, the earlier step comes first.
+    """
+    columns = [f.name for f in fields(Sighting) if f.name != "magnitude"]
+    sql = (
+        f"SELECT {', '.join(columns)}, {_MAGNITUDE} AS magnitude "
+        f"FROM trace WHERE kind = $kind AND ({condition}) LIMIT 1"
+    )
+    values = {"kind": kind} | ({} if magnitude is None else {"magnitude": magnitude})
+
+    def firsts() -> Iterator[dict[str, Any]]:
+        for rank in trace.ranks:
+            if not filters.ranks or rank in filters.ranks:
+                of_rank = replace(filters, ranks=(rank,))
+                yield from query(trace, sql, ("kind", "min", "max", *columns), of_rank, values=values)
+
+    row = min(firsts(), key=lambda row: (row["step"], row["event"], row["rank"]), default=None)
+    if row is None:
+        return None
+    return Sighting(**{**row, "shape": None if row["shape"] is None else tuple(row["shape"])})
+
+
+def _picked(kind: type[Any], row: dict[str, Any]) -> Any:
+    return kind(**{field.name: row[field.name] for field in fields(kind) if field.name in row})
