@@ -11,6 +11,7 @@ Importing this package loads neither torch nor pyarrow; the first use of `Dispat
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from dispatchmon.errors import (
@@ -45,14 +46,13 @@ __all__ = [
 ]
 
 
+_HOMES = {"DispatchMonitor": "dispatchmon.mode", "open_trace": "dispatchmon.trace"}
+
+
 def __getattr__(name: str) -> object:
-    if name == "DispatchMonitor":
-        from dispatchmon.mode import DispatchMonitor as value
-    elif name == "open_trace":
-        from dispatchmon.trace import open_trace as value
-    else:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value
+    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
     return value
 
 

@@ -198,14 +198,14 @@ class ModuleTracker:
 
     def outermost_call(self) -> None:
         """The model is called from outside: a new micro step, or a new step in a loop without an optimizer."""
-        if self.optimizing and not self.has_closure:
+        if self.optimizing and not runs_below(sys._getframe(), self.optimizer_code):
             self.left_optimizer_by_exception()
         if self.calls_end_steps and not self.manual and self.first_optimizer is None:
             self.end_step()
         # Decided when the next call comes: what follows a call (loss, backward, a hand-written update) belongs to its step.
         self.calls_end_steps = not (torch.is_grad_enabled() and an_optimizer_was_made())
         self.micro_step += 1
-        self.enter_place(0, -1, OPTIMIZER if self.optimizing and not self.has_closure else FORWARD, not self.filtered)
+        self.enter_place(0, -1, OPTIMIZER if self.optimizing else FORWARD, not self.filtered)
 
     # ------------------------------------------------------------------------------------------------- optimizers, steps
     def optimizer_pre_hook(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator
-from math import hypot, inf, isfinite, prod, sqrt
+from math import frexp, hypot, inf, isfinite, prod, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -228,10 +228,9 @@ def totals(part: torch.Tensor) -> list[float]:
     peak = max(abs(low), abs(high))
     zero = n - float(values.count_nonzero())
     # powers of two scale without rounding: neither a sum nor a square leaves float64's range
-    scale = 2.0 ** -np.frexp(peak)[1] if peak > 1e140 or 0 < peak < 1e-140 else 1.0
+    scale = min(2.0 ** -frexp(peak)[1], 2.0**1000) if peak > 1e140 or 0 < peak < 1e-140 else 1.0
     if scale != 1.0:
-        values = values * min(scale, 2.0**1000)
-        scale = min(scale, 2.0**1000)
+        values = values * scale
     mean = float(values.mean())
     norm = float(values.square().sum()) ** 0.5
     m2 = float((values - mean).square_().sum())

@@ -26,6 +26,7 @@ from dispatchmon.schema import CLOSING_KEY, FORMAT_MAJOR, FORMAT_MINOR, METADATA
 
 _MAGIC = b"ARROW1"
 _STREAM_START = 8  # the magic, padded: from here an Arrow file reads as an Arrow stream, which needs no footer
+_METADATA_TYPES = {"rank": int, "world_size": int, "modules": list, "parameters": list, "settings": dict}
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError, MemoryError, OverflowError, EOFError)
 
 
@@ -67,7 +68,7 @@ class TraceFile:
     def skipped(self) -> dict[str, int]:
         """How many of what the trace does not hold, by reason; what was skipped zero times is left out."""
         skipped = (self.closing or {}).get("skipped")
-        return {str(k): int(v) for k, v in skipped.items() if v} if isinstance(skipped, dict) else {}
+        return {str(k): v for k, v in skipped.items() if v and isinstance(v, int)} if isinstance(skipped, dict) else {}
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -103,8 +104,8 @@ class TraceFile:
         with _opened(self.path) as file:
             try:
                 for batch in islice(_batches(file, wanted, cut=self.cut), self.batches):
-                    read += 1
                     batch.validate(full=True)  # a damaged offset must never reach an engine that trusts it
+                    read += 1
                     arrays = [
                         batch.column(f.name) if f.name in present else pa.nulls(batch.num_rows, f.type) for f in schema
                     ]
@@ -329,7 +330,9 @@ def _read_metadata(path: Path, schema: pa.Schema) -> dict[str, Any]:
         metadata = json.loads(text)
         version = str(metadata["format"])
         major, minor = (int(part) for part in version.split("."))
-        int(metadata.get("rank") or 0), int(metadata.get("world_size") or 1)
+        for key, kind in _METADATA_TYPES.items():
+            if not isinstance(metadata.get(key), kind | None):
+                raise TypeError(key)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise NotATraceError(f"{path} is damaged: its metadata cannot be read; record it again") from error
     if major != FORMAT_MAJOR:

@@ -1,0 +1,202 @@
+"""Each private torch name that is used still exists and still does what is needed of it."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from dispatchmon import torch_internals as internals
+
+
+class Inside(TorchDispatchMode):
+    """Calls `look(func)` inside the handler of each operator."""
+
+    def __init__(self, look):
+        super().__init__()
+        self.look, self.seen = look, []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(self.look(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_sequence_number_is_that_of_the_next_node() -> None:
+    """A node gets the number that was peeked at, and the peek then shows one more."""
+    x = torch.ones(2, requires_grad=True)
+    number = internals.next_sequence_number()
+    y = x * 2
+    assert y.grad_fn._sequence_nr() == number
+    assert internals.next_sequence_number() == number + 1
+
+
+def test_node_is_numbered_before_its_operator_is_dispatched() -> None:
+    """Inside the handler the operator in hand owns the number before the peek."""
+    x = torch.ones(2, requires_grad=True)
+    with Inside(lambda func: internals.next_sequence_number()) as mode:
+        y = x * 2
+    assert mode.seen == [y.grad_fn._sequence_nr() + 1]
+
+
+def test_graph_task_and_running_node() -> None:
+    """Outside backward there is neither; inside, the node is the one that the forward operator made."""
+    assert internals.graph_task() == -1
+    assert internals.running_node() is None
+    x = torch.ones(2, requires_grad=True)
+    y, seed = x.exp(), torch.ones(2)
+    with Inside(lambda func: (internals.graph_task(), internals.running_node())) as mode:
+        torch.autograd.backward(y, seed)
+    inside = [node for task, node in mode.seen if node is not None]
+    assert all(task >= 0 for task, _ in mode.seen)
+    assert inside[0]._sequence_nr() == y.grad_fn._sequence_nr()
+
+
+def test_accumulate_grad_is_not_numbered_and_knows_its_variable() -> None:
+    """All AccumulateGrad nodes carry the same number; `variable` is the leaf."""
+    x = torch.ones(2, requires_grad=True)
+    node = (x * 2).grad_fn.next_functions[0][0]
+    assert node._sequence_nr() == internals.NOT_NUMBERED
+    assert node.variable is x
+
+
+def test_engine_code_is_the_frame_that_runs_backward() -> None:
+    """Operators of backward are called below a frame with this code."""
+    x = torch.ones(2, requires_grad=True)
+
+    def look(func):
+        return internals.runs_below(sys._getframe(), internals.ENGINE_CODE)
+
+    y = x.exp().sum()
+    with Inside(look) as mode:
+        y.backward()
+    assert mode.seen
+    # ones_like, the seed of backward, is made before the engine starts
+    assert all(mode.seen[1:])
+
+
+@pytest.mark.parametrize(("reentrant", "expected"), [(False, True), (True, False)])
+def test_recomputing_tells_a_nonreentrant_checkpoint(reentrant, expected) -> None:
+    """True while a non-reentrant checkpoint runs its region again; a reentrant one is told by its node."""
+    x = torch.ones(2, requires_grad=True)
+    y = checkpoint(lambda x: x.sin().exp(), x, use_reentrant=reentrant)
+    assert not internals.recomputing()
+    with Inside(lambda func: (str(func), internals.recomputing(), type(internals.running_node()).__name__)) as mode:
+        y.sum().backward()
+    (again,) = [seen for seen in mode.seen if seen[0] == "aten.sin.default"]
+    assert again[1] is expected
+    assert reentrant == (again[2] == "CheckpointFunctionBackward")
+
+
+def test_kernels_only_hides_operators_from_modes_autograd_and_autocast() -> None:
+    """In the block no mode sees an operator, no node is built, nothing is cast."""
+    x = torch.ones(3, 3, requires_grad=True)
+    with Inside(lambda func: func) as mode, torch.autocast("cpu", dtype=torch.bfloat16), internals.kernels_only():
+        y = x @ x
+    assert mode.seen == []
+    assert y.grad_fn is None
+    assert y.dtype == torch.float32
+
+
+def test_version_counters_move_where_they_should() -> None:
+    """In a handler a write moves no counter, inside the block it does."""
+    x = torch.zeros(2)
+    moved = []
+
+    class Writes(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            before = x._version
+            torch.ops.aten.add_.Scalar(x, 1)
+            between = x._version
+            with internals.version_counters_moving():
+                torch.ops.aten.add_.Scalar(x, 1)
+            moved.append((between - before, x._version - between))
+            return func(*args, **(kwargs or {}))
+
+    with Writes():
+        torch.ones(1)
+    assert moved == [(0, 1)]
+
+
+def test_composite_call_keeps_the_bits_of_inference_mode() -> None:
+    """`linear` on a non-contiguous input: with the cure the same bits as without a mode."""
+    torch.manual_seed(0)
+    linear, x = nn.Linear(24, 40), torch.randn(7, 24, 5).transpose(1, 2)
+
+    class Cured(TorchDispatchMode):
+        calls = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten.linear.default:
+                Cured.calls += 1
+                with self:
+                    return internals.call_composite(func, args, kwargs or {})
+            return func(*args, **(kwargs or {}))
+
+    with torch.inference_mode():
+        plain = linear(x)
+        with Cured():
+            cured = linear(x)
+    assert Cured.calls == 1
+    assert torch.equal(plain, cured)
+
+
+def test_an_optimizer_that_was_made_is_noticed() -> None:
+    """Constructing an optimizer hooks `step` of its class."""
+    class Mine(torch.optim.SGD):
+        def step(self, closure=None):  # type: ignore[no-untyped-def]
+            return None
+
+    assert not getattr(Mine.__dict__["step"], "hooked", False)
+    Mine([nn.Parameter(torch.ones(1))], lr=0.1)
+    assert Mine.__dict__["step"].hooked
+    assert internals.an_optimizer_was_made()
+
+
+def test_a_pre_hook_of_an_optimizer_is_called_by_the_frame_that_steps() -> None:
+    """The caller's code object, looked for among the callers of an operator, tells whether `step` still runs."""
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    codes = []
+    handle = register_optimizer_step_pre_hook(lambda *call: codes.append(sys._getframe(1).f_code))
+    x = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([x], lr=0.1, foreach=False)
+    x.grad = torch.ones(1)
+    try:
+        with Inside(lambda func: func.namespace == "profiler" or internals.runs_below(sys._getframe(), codes[0])) as mode:
+            optimizer.step()
+    finally:
+        handle.remove()
+    assert len(mode.seen) > 1
+    assert all(mode.seen)
+
+
+def test_plain_subclasses_do_not_override_dispatch() -> None:
+    """Parameter and an ordinary subclass carry the disabled implementation; a wrapper subclass does not."""
+    class Ordinary(torch.Tensor):
+        pass
+
+    assert nn.Parameter.__torch_dispatch__ is internals.plain_tensor_dispatch
+    assert Ordinary.__torch_dispatch__ is internals.plain_tensor_dispatch
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    assert TwoTensor.__torch_dispatch__ is not internals.plain_tensor_dispatch
+
+
+def test_current_dispatch_mode_is_the_innermost() -> None:
+    """The mode on top of the stack."""
+    assert internals.current_dispatch_mode() is None
+    with Inside(lambda func: None), Inside(lambda func: None) as inner:
+        assert internals.current_dispatch_mode() is inner
+
+
+def test_storage_keeps_its_python_object_and_attributes() -> None:
+    """Identity by a tag: the same object for views and detached tensors, gone with the memory, not copied by clone."""
+    x = torch.ones(4)
+    x.untyped_storage().tag = "mine"
+    assert x[1:].untyped_storage().tag == x.detach().untyped_storage().tag == x.data.untyped_storage().tag == "mine"
+    assert not hasattr(x.clone().untyped_storage(), "tag")
+    assert x.untyped_storage() is x.view(2, 2).untyped_storage()
