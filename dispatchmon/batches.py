@@ -38,6 +38,8 @@ class Batch:
     rows: bytes
     blocks: list[tuple[int, npt.NDArray[np.float64]]]
     tables: dict[str, Any]
+    digests: dict[int, int] = field(default_factory=dict)  # by number of the row
+    undeclared: list[tuple[int, int, int, int]] = field(default_factory=list)  # event, event before, event after, storage
 
 
 class Column:
@@ -68,6 +70,7 @@ class Tally:
     events: int = 0
     rows: int = 0
     writes: int = 0
+    undeclared: int = 0  # values that changed though no operator wrote them
     values: int = 0  # rows that show a tensor
     skipped: dict[str, int] = field(default_factory=dict)
     first_nonfinite: dict[str, Any] | None = None
@@ -146,10 +149,15 @@ class Converter:
                 c[order] for c in (event, operator, literal, context, number, node, source, began, duration))  # fmt: skip
         self.note_nodes(event, number, source)
 
-        rows = np.concatenate((rows, self.tensorless(event, rows)))
+        digest = self.digests_of(batch.digests, len(rows))
+        alone = self.tensorless(event, rows)
+        if len(alone):
+            rows = np.concatenate((rows, alone))
+            digest = pa.concat_arrays([digest, pa.nulls(len(alone), pa.uint64())])
         row_event = rows[:, 0]
         if len(row_event) > 1 and (np.diff(row_event) < 0).any():
-            rows = rows[np.argsort(row_event, kind="stable")]
+            order = np.argsort(row_event, kind="stable")
+            rows, digest = rows[order], digest.take(pa.array(order))
         row_event, argument, geometry, value, label, slot = np.ascontiguousarray(rows.T)
         seen = argument >= 0
         index = np.searchsorted(event, row_event)
@@ -193,7 +201,7 @@ class Converter:
             "offset": geometries["offset"].take(geometry, seen),
             "numel": geometries["numel"].take(geometry, seen),
             **self.statistics(slot, batch.blocks),
-            "digest": pa.nulls(n, pa.uint64()),
+            "digest": digest,
             "start_ns": began[index] - self.start,
             "duration_ns": pa.array(duration, mask=duration < 0),
             "forward_event": pa.array(forward_event[index], mask=~known[index]),
@@ -203,7 +211,28 @@ class Converter:
         arrays = [c if isinstance(c, pa.Array) else pa.array(c) for c in (columns[name] for name in COLUMN_NAMES)]
         result = pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
         self.count(result, event, slot, seen, columns)
-        return result
+        return self.with_undeclared(result, batch.undeclared)
+
+    @staticmethod
+    def digests_of(digests: dict[int, int], n: int) -> pa.Array:
+        if not digests:
+            return pa.nulls(n, pa.uint64())
+        return pa.array([digests.get(i) for i in range(n)], pa.uint64())
+
+    def with_undeclared(self, batch: pa.RecordBatch, found: list[tuple[int, int, int, int]]) -> pa.RecordBatch:
+        """Add a hazard row for each value that changed though no operator wrote it: a copy of the row that noticed it."""
+        extra = []
+        for number, before, after, storage in found:
+            rows = batch.filter((pc.field("event") == after) & (pc.field("storage") == storage)).slice(0, 1).to_pylist()
+            extra += [
+                {**row, "event": number, "kind": "hazard", "arguments": "{}", "mutation": "undeclared", "role": "silent",
+                 "written": True, "forward_event": before, "cause_event": after} for row in rows]  # fmt: skip
+        if not extra:
+            return batch
+        self.tally.undeclared += len(extra)
+        self.tally.rows += len(extra)
+        self.tally.events += len(extra)
+        return pa.Table.from_batches([batch, pa.RecordBatch.from_pylist(extra, SCHEMA)]).combine_chunks().to_batches()[0]
 
     @staticmethod
     def tensorless(event: Ints, rows: Ints) -> Ints:

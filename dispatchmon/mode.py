@@ -59,6 +59,8 @@ class DispatchMonitor:
         ops: glob or globs of operators, as `"aten.addmm*"`; statistics are taken of these.
         phases: which of forward, backward, recompute, optimizer leave rows.
         source: record the user's line.
+        verify_values: digest each value when it is made and when it is used, to find writes that no operator declares
+            (numpy, ctypes, a custom operator that lies); reads every value twice.
         overwrite: replace a trace that exists.
         quiet: no closing line on stderr.
 
@@ -83,6 +85,7 @@ class DispatchMonitor:
         ops: str | Sequence[str] = "*",
         phases: Iterable[str] = PHASES,
         source: bool = True,
+        verify_values: bool = False,
         overwrite: bool = False,
         quiet: bool = False,
     ) -> None:
@@ -91,7 +94,8 @@ class DispatchMonitor:
             raise SettingError(f"model is a {type(model).__name__}, not a torch.nn.Module{hint}")
         names = None if model is None else [name for name, _ in model.named_modules(remove_duplicate=False)]
         self.settings: Settings = checked(
-            record=record, stats=stats, steps=steps, modules=modules, ops=ops, phases=phases, source=source, names=names
+            record=record, stats=stats, steps=steps, modules=modules, ops=ops, phases=phases, source=source,
+            verify_values=verify_values, names=names,
         )
         self.requested, self.overwrite, self.quiet = path, overwrite, quiet
         self.path: Path | None = None
@@ -146,7 +150,7 @@ class _Recording:
         self.start = perf_counter_ns()
         self.tables = Tables()
         self.statistics = Statistics(BATCH_SLOTS) if settings.stats else None
-        self.values = Values(self.tables, self.statistics, len(OPEN))
+        self.values = Values(self.tables, self.statistics, len(OPEN), settings.verify_values)
         self.tracker = ModuleTracker(model, self.tables, settings.modules)
         self.tracker.step_ends = self.step_ended
         self.tracker.parameters_step = self.optimizer_runs
@@ -221,6 +225,8 @@ class _Recording:
         bad = tally.first_nonfinite
         stands_out = "no NaN or Inf" if bad is None else (
             f"first {'NaN' if bad['nan'] else 'Inf'} in {bad['op']}" + (f" in {bad['module']}" if bad["module"] else "") + f", step {bad['step']}")  # fmt: skip
+        if tally.undeclared:
+            stands_out = f"{plural(tally.undeclared, 'undeclared write')}, {stands_out}"
         return (
             f"dispatchmon: {tally.events:,} operators in {plural(steps, 'step')} to {self.path} ({size / 1e6:.1f} MB), "
             f"{plural(tally.writes, 'in-place write')}, {stands_out}. Next: dispatchmon summarize {self.path}"
@@ -238,7 +244,9 @@ class _Recording:
         """Hand what was recorded to the sink."""
         blocks = [] if self.statistics is None else list(self.statistics.blocks)
         if self.mode.events:
-            self.sink.put(Batch(bytes(self.mode.events), bytes(self.values.rows), blocks, self.tables.take()))
+            digests, undeclared = self.values.take_digests()
+            numbered = [(self.mode.event_of(), *found) for found in undeclared]
+            self.sink.put(Batch(bytes(self.mode.events), bytes(self.values.rows), blocks, self.tables.take(), digests, numbered))
         self.mode.events.clear()
         self.values.rows.clear()
         if self.statistics is not None:

@@ -169,8 +169,8 @@ def key_of(values: Any) -> bytes | str:
     """A key that tells 1, 1.0 and True apart, and keeps nothing alive."""
     try:
         return dumps(values, 2)  # version 2 has no references, so equal values give equal bytes
-    except ValueError:  # a dtype, a device, a generator
-        return repr(values)
+    except ValueError:  # a dtype, a device, a generator; `repr` of a storage would read all of its elements
+        return repr(plain(values))
 
 
 def plain(value: Any) -> Any:

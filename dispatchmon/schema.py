@@ -19,7 +19,7 @@ CLOSING_KEY = b"dispatchmon.closing"  # of the last, empty batch: JSON about the
 KINDS = ("op", "module", "parameter", "hazard", "alert")
 PHASES = ("forward", "backward", "recompute", "optimizer")
 MUTATIONS = ("none", "inplace", "out", "other", "undeclared")
-ROLES = ("input", "output", "grad_output", "grad_input", "value", "grad", "update")
+ROLES = ("input", "output", "grad_output", "grad_input", "value", "grad", "update", "loud", "silent")
 STATISTICS = ("min", "max", "mean", "std", "norm", "nan", "inf", "posinf", "zero")
 
 
@@ -54,7 +54,8 @@ COLUMNS = (
            "`\"-inf\"`, `\"nan\"` as strings", "not the event's first row: counting this column counts events"),
     Column("mutation", _utf8, "what the operator writes: `none`, `inplace` (its name ends in `_`), `out` (an `out=` overload), "
            "`other` (writes, but neither), `undeclared` (writes what its schema does not say)"),
-    Column("role", _utf8, "`input`, `output`, `grad_output`, `grad_input`, `value`, `grad` or `update`", _no_tensor),
+    Column("role", _utf8, "`input`, `output`, `grad_output`, `grad_input`, `value`, `grad` or `update`; of a hazard "
+           "whether autograd notices it, `loud` or `silent`", _no_tensor),
     Column("arg", _utf8, "name in the operator's schema, `tensors[2]` inside a list, `out0`, `out1` for unnamed results", _no_tensor),
     Column("written", pa.bool_(), "the event writes this tensor; a written argument has two rows, `input` (before) and "
            "`output` (after)"),
@@ -83,7 +84,9 @@ COLUMNS = (
     Column("forward_event", _i64, "of a backward operator: the forward event whose gradient it computes", "not backward, or unknown"),
     Column("source", _utf8, "nearest line outside torch and dispatchmon, as `train.py:31 in forward`; of a backward operator "
            "the line of its forward operator", "not asked for, or no such line"),
-    Column("cause_event", _i64, "of a hazard: the event that wrote; of an alert: the event that met the rule", "any other kind of event"),
+    Column("cause_event", _i64, "of a hazard: the event that wrote, or if nobody is known to have written (mutation `undeclared`) "
+           "the one that noticed, and then `forward_event` is the one that saw the value last; of an alert: the event that met "
+           "the rule", "any other kind of event"),
 )  # fmt: skip
 
 SCHEMA = pa.schema([pa.field(c.name, c.type) for c in COLUMNS])

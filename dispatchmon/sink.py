@@ -77,6 +77,7 @@ class Sink:
             "events": tally.events,
             "rows": tally.rows,
             "writes": tally.writes,
+            "undeclared_writes": tally.undeclared,
             "steps": closing["steps"],
             "skipped": {**tally.skipped, **closing["skipped"]},
             "monitor_ns": closing["monitor_ns"],

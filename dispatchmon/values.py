@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dispatchmon.digests import Digests
 from dispatchmon.records import (
     EMPTY,
     FAILED,
@@ -35,7 +36,7 @@ SERIALS = count(1)  # of storages, unique in the process
 EPOCHS = count(1)  # one per stretch of recording: what happened between two of them was not seen
 
 # The tag, a list on the storage. SLOTS: {memory: slot} once several views were measured.
-VALUE, LABEL, MEMORY, SLOT, SLOTS, EPOCH, OWNER = range(7)
+VALUE, LABEL, MEMORY, SLOT, SLOTS, EPOCH, OWNER, DIGESTS = range(8)
 CPU = 0  # label of unnamed CPU memory
 
 pack_row = ROW.pack
@@ -95,8 +96,10 @@ class Labels:
 class Values:
     """Writes a row for each tensor that an event sees, with the identity and the statistics of its value."""
 
-    def __init__(self, tables: Tables, statistics: Statistics | None, level: int) -> None:
+    def __init__(self, tables: Tables, statistics: Statistics | None, level: int, verify: bool = False) -> None:
         self.statistics = statistics
+        self.digests = Digests(DIGESTS) if verify else None
+        self.digest_of_rows: dict[int, int] = {}  # number of the row in this batch -> digest
         self.geometries = Geometries(tables.geometries)
         self.labels = Labels(tables.labels)
         self.rows = bytearray()
@@ -126,6 +129,8 @@ class Values:
         except Exception:  # sparse, mkldnn, nested, symbolic: no storage, no strides
             self.see_special(tensor, argument, event)
             return
+        if self.digests is not None and self.reason != UNREADY:
+            self.verify(self.digests, tag, memory, tensor, event)
         if not self.measuring:
             slot = self.reason
         elif tag[MEMORY] == memory and tag[SLOT] >= self.statistics.floor and not self.careful:  # type: ignore[union-attr]
@@ -133,6 +138,26 @@ class Values:
         else:
             slot = self.slot_of(tag, memory, layout, tensor, is_complex)
         self.add_row(pack_row(event, argument, geometry, tag[VALUE], tag[LABEL], slot))
+
+    def verify(self, digests: Digests, tag: list[Any], memory: int, tensor: Tensor, event: int) -> None:
+        """Note the digest of a value; if it changed unseen, it is another value now."""
+        try:
+            now, changed = digests.check(tag, memory, tensor, event)
+        except Exception:  # a subclass without memory of its own
+            return
+        if now is not None:
+            self.digest_of_rows[len(self.rows) // ROW.size] = now
+        if changed:
+            tag[VALUE] += 1
+            tag[MEMORY], tag[SLOTS] = -1, None
+
+    def take_digests(self) -> tuple[dict[int, int], list[tuple[int, int, int]]]:
+        """Digests of the rows of this batch, and the values that changed unseen."""
+        if self.digests is None:
+            return {}, []
+        taken = self.digest_of_rows, self.digests.findings
+        self.digest_of_rows, self.digests.findings = {}, []
+        return taken
 
     def see_all(self, tensors: Iterable[Any], numbers: Any, event: int) -> None:
         """The same for each tensor of a list, of lists."""
@@ -155,10 +180,10 @@ class Values:
         """A new tag, or one from before a gap brought up to date."""
         if tag is not None and tag[OWNER] == self.owner:
             tag[VALUE] += 1
-            tag[MEMORY], tag[SLOTS], tag[EPOCH] = -1, None, self.epoch
+            tag[MEMORY], tag[SLOTS], tag[EPOCH], tag[DIGESTS] = -1, None, self.epoch, None
             return tag
         label = CPU if tensor.is_cpu else self.labels.number(str(tensor.device))
-        tag = [next(SERIALS) << VERSION_BITS, label, -1, -1, None, self.epoch, self.owner]
+        tag = [next(SERIALS) << VERSION_BITS, label, -1, -1, None, self.epoch, self.owner, None]
         setattr(storage, self.attribute, tag)
         return tag
 
@@ -228,7 +253,7 @@ class Values:
         tag = self.tag_of(tensor)
         if tag is not None:
             tag[VALUE] += 1
-            tag[MEMORY], tag[SLOTS] = -1, None
+            tag[MEMORY], tag[SLOTS], tag[DIGESTS] = -1, None, None
 
     def written_all(self, tensors: Iterable[Any]) -> None:
         """The same for each tensor of a list, of lists."""
