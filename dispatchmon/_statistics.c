@@ -73,7 +73,7 @@ static void merge(Total *t, const Total *b) {
 
 /* Sums are taken around `near`, the mean of the block's first elements: plain sums of squares lose a small spread
  * around a large mean. Those elements belong to the block, so its own variance bounds what a bad guess can cost.
- * NaN and Inf spoil the sum of squares; between LEAST and MOST squares neither overflow nor lose what matters. */
+ * NaN, Inf and overflow leave the sum of squares not finite; above LEAST no square that matters is lost below. */
 #define ADD_HALF(W) for (int j = 0; j < W; j++) s[j] += s[j + W];
 #define MERGE_HALF(W)                                      \
   for (int j = 0; j < W; j++) {                            \
@@ -81,7 +81,7 @@ static void merge(Total *t, const Total *b) {
     hi[j] = hi[j + W] > hi[j] ? hi[j + W] : hi[j];         \
     s[j] += s[j + W], c[j] += c[j + W], z[j] += z[j + W];  \
   }
-#define FAST(NAME, REAL, COUNTER, LANES, FOLD, LEAST, MOST)                                    \
+#define FAST(NAME, REAL, COUNTER, LANES, FOLD, LEAST)                                          \
   CLONES static int NAME(const char *__restrict p, int n, Total *__restrict b) {               \
     REAL lo[LANES], hi[LANES], s[LANES], c[LANES], near;                                       \
     COUNTER z[LANES];                                                                          \
@@ -105,12 +105,12 @@ static void merge(Total *t, const Total *b) {
       }                                                                                        \
     FOLD(MERGE_HALF)                                                                           \
     double peak = fmax(fabs((double)lo[0]), fabs((double)hi[0])), shift = (double)s[0] / n;    \
-    if (!(c[0] < INFINITY) || peak > MOST || (peak < LEAST && peak > 0)) return 0;             \
+    if (!(c[0] < INFINITY) || (peak < LEAST && peak > 0)) return 0;                            \
     *b = (Total){n, lo[0], hi[0], near + shift, fmax(0, c[0] - shift * s[0]), 0, 0, 0, (double)z[0]}; \
     return 1;                                                                                  \
   }
-FAST(fast_f32, float, int32_t, LANES_32, FOLD_32, 1e-10, 1e17)
-FAST(fast_f64, double, int64_t, LANES_64, FOLD_16, 1e-130, 1e130)
+FAST(fast_f32, float, int32_t, LANES_32, FOLD_32, 1e-10)
+FAST(fast_f64, double, int64_t, LANES_64, FOLD_16, 1e-130)
 
 static inline uint64_t bits_of(double x) { uint64_t u; memcpy(&u, &x, 8); return u; }
 static inline double double_of(uint64_t u) { double x; memcpy(&x, &u, 8); return x; }
@@ -215,8 +215,8 @@ CONVERT(from_f64, double, double, x * scale)
 
 /* Finite parts can have a magnitude above the largest double: it is shown as that, and brings about the scaled pass. */
 static inline double magnitude(double re, double im, double scale) {
-  double a = fabs(re), b = fabs(im), peak = a > b ? a : b, s = peak > 1e130 ? 0x1p-500 : peak < 1e-130 ? 0x1p+500 : 1;
-  double m = sqrt(re * s * (re * s) + im * s * (im * s)) / s * scale;
+  double a = fabs(re), b = fabs(im), peak = a > b ? a : b, s = peak > 1e130 ? 0x1p-600 : peak < 1e-130 ? 0x1p+600 : 1;
+  double m = sqrt(re * s * (re * s) + im * s * (im * s)) * (scale / s);
   return m > DBL_MAX && a <= DBL_MAX && b <= DBL_MAX ? DBL_MAX : m;
 }
 #define CONVERT_COMPLEX(NAME, PART, VALUE)                                                     \
@@ -537,7 +537,7 @@ static PyObject *measure(PyObject *self, PyObject *const *args, Py_ssize_t n) {
   if (length != sizeof *l) return PyErr_Format(PyExc_ValueError, "a layout has %zd bytes, this one has %zd", (Py_ssize_t)sizeof *l, length);
   memcpy(l, packed, sizeof *l);
   if (l->dtype < 0 || l->dtype >= DTYPE_COUNT) return PyErr_Format(PyExc_ValueError, "no dtype has code %lld", (long long)l->dtype);
-  if (l->dims < 0 || l->dims > DIMS) return PyErr_Format(PyExc_ValueError, "a layout has 0 to %d dimensions, this one has %lld", DIMS, (long long)l->dims);
+  if (l->dims < 0 || l->dims > DIMS) return PyErr_Format(PyExc_ValueError, "a layout has 0 to %d outer dimensions, not %lld", DIMS, (long long)l->dims);
   job.dtype = &DTYPES[l->dtype];
   job.count = l->repeat ? l->run : 0;
   for (int d = 0; d < l->dims; d++) job.count *= l->size[d];

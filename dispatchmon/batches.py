@@ -244,7 +244,8 @@ class Converter:
 
     def places(self, context: Ints, node: Ints, source: Ints) -> tuple[Ints, Ints, Ints, npt.NDArray[np.bool_], Ints]:
         """Per event: the context that says its module, its phase, its forward event, whether that is known, its source."""
-        recomputed = node <= r.RECOMPUTED
+        foreign = node <= r.FOREIGN
+        recomputed = (node <= r.RECOMPUTED) & ~foreign
         backward = node >= 0
         made = np.where(recomputed, r.RECOMPUTED - node, node)
         context = context - self.context_base
@@ -266,6 +267,8 @@ class Converter:
             there = np.maximum(self.positions[position, 1] - self.context_base, 0)
             outside = recomputed & (self.contexts[context, 1] < 0)  # the region called no module yet
             place = np.where(backward | outside, there, context)
+        if foreign.any():
+            place = np.where(foreign, r.FOREIGN - node - self.context_base, place)
         return place, phase, forward_event, known, source
 
     def owner_of(self, node: Ints) -> pa.Array | None:

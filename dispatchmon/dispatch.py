@@ -8,7 +8,9 @@ in, run the operator, add a row for each tensor that was written or came out, ad
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from itertools import count
+from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
@@ -17,16 +19,16 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dispatchmon.module_tracker import ModuleTracker
-from dispatchmon.operators import COMPOSITE, FLAGGED, FOREACH, HIGHER_ORDER, MAY_LIE, NO_OPERATOR, Plan, Plans
-from dispatchmon.records import ACCUMULATE, CALLBACK, EVENT, LIVE, PASSED_ON, RAISED, RECOMPUTED, ROW
+from dispatchmon.module_tracker import FOREIGN_KEY, ModuleTracker
+from dispatchmon.operators import COMPOSITE, FLAGGED, HIGHER_ORDER, MAY_LIE, NO_OPERATOR, UNCOUNTED, Plan, Plans
+from dispatchmon.records import ACCUMULATE, CALLBACK, EVENT, FOREIGN, LIVE, PASSED_ON, RAISED, RECOMPUTED, ROW
 from dispatchmon.sources import Sources
 from dispatchmon.torch_internals import (
     NOT_NUMBERED,
     call_composite,
     graph_task,
+    is_opaque,
     next_sequence_number,
-    plain_tensor_dispatch,
     recomputing,
     running_node,
     version_counters_moving,
@@ -63,6 +65,7 @@ class RecordingMode(TorchDispatchMode):
         self.idle = False  # pass everything through: a step that is not recorded, a forked child, a failed sink
         self.nested = 0  # handlers that wait for an inner operator
         self.own_ns = 0  # time in the handler that was not the operator's
+        self.left_out = 0  # operators of phases that were not asked for
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -97,6 +100,8 @@ class RecordingMode(TorchDispatchMode):
         context = tracker.context
         if graph_task() != -1:
             node = self.backward_node(running_node())
+            if get_ident() != tracker.thread:  # a device's thread, which counts for itself
+                number = -1
         else:
             node = LIVE
             if tracker.optimizing:
@@ -175,6 +180,8 @@ class RecordingMode(TorchDispatchMode):
         kind = self.node_kinds.get(type(node))
         if kind is None:
             kind = self.node_kinds[type(node)] = NODE_KINDS.get(type(node).__name__, ORDINARY)
+        if self.tracker.foreign_calls and (context := node.metadata.get(FOREIGN_KEY)) is not None:
+            return FOREIGN - int(context)
         number: int = node._sequence_nr()
         if number == NOT_NUMBERED:
             variable = node.variable
@@ -206,7 +213,7 @@ class RecordingMode(TorchDispatchMode):
         if plan.special == COMPOSITE and torch.is_inference_mode_enabled():
             with self:
                 return call_composite(func, args, kwargs)
-        if any(kind.__torch_dispatch__ is not plain_tensor_dispatch for kind in types):
+        if any(is_opaque(kind) for kind in types):
             return self.pass_on(plan, func, args, kwargs, frame)
         if plan.special == HIGHER_ORDER:
             seen: tuple[Any, ...] = (tree_leaves((args, kwargs)),)
@@ -218,7 +225,7 @@ class RecordingMode(TorchDispatchMode):
         self.nested += 1
         start = perf_counter_ns()
         try:
-            if lie is not None:
+            if plan.special in (UNCOUNTED, MAY_LIE):
                 with version_counters_moving():
                     result = func(*args, **kwargs)
             else:
@@ -229,8 +236,6 @@ class RecordingMode(TorchDispatchMode):
             raise
         duration = perf_counter_ns() - start
         self.nested -= 1
-        if plan.special == FOREACH:  # under any dispatch mode autograd's version check does not see these
-            torch.autograd.graph.increment_version(args[0])
         if lie is not None:
             plan = self.found_lie(plan, func, lie, pending)
         if plan.special == HIGHER_ORDER:
@@ -247,9 +252,9 @@ class RecordingMode(TorchDispatchMode):
 
     def unrecorded(self, plan: Plan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An operator of a phase that was not asked for: it leaves no row, but its writes count."""
-        result = func(*args, **kwargs)
-        if plan.special == FOREACH:
-            torch.autograd.graph.increment_version(args[0])
+        self.left_out += 1
+        with version_counters_moving() if plan.special in (UNCOUNTED, MAY_LIE) else nullcontext():
+            result = func(*args, **kwargs)
         for position, name, _ in plan.writes:
             target = args[position] if position < len(args) else kwargs.get(name)
             self.values.written_all((target,))
@@ -258,7 +263,7 @@ class RecordingMode(TorchDispatchMode):
     def phase(self) -> str:
         """The phase of the operator in hand."""
         if graph_task() != -1:
-            return "recompute" if self.backward_node(running_node()) <= RECOMPUTED else "backward"
+            return "recompute" if FOREIGN < self.backward_node(running_node()) <= RECOMPUTED else "backward"
         return "optimizer" if self.tracker.optimizing else "forward"
 
     # ------------------------------------------------------------------------------------------------- lying schemas

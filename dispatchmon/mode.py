@@ -18,11 +18,10 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from dispatchmon import module_tracker
 from dispatchmon.batches import Batch, Converter
 from dispatchmon.dispatch import RecordingMode
 from dispatchmon.errors import MonitorStateError, SettingError, TraceExistsError
-from dispatchmon.module_tracker import ModuleTracker
+from dispatchmon.module_tracker import ModuleTracker, wrap_while_needed
 from dispatchmon.operators import Plans
 from dispatchmon.records import ROW
 from dispatchmon.schema import FORMAT_VERSION, PHASES, STATISTICS
@@ -59,6 +58,8 @@ class DispatchMonitor:
         ops: glob or globs of operators, as `"aten.addmm*"`; statistics are taken of these.
         phases: which of forward, backward, recompute, optimizer leave rows.
         source: record the user's line.
+        compiled: `"keep"` runs compiled regions compiled and counts what they hide; `"eager"` runs them operator by
+            operator, so that every one is seen.
         verify_values: digest each value when it is made and when it is used, to find writes that no operator declares
             (numpy, ctypes, a custom operator that lies); reads every value twice.
         overwrite: replace a trace that exists.
@@ -85,6 +86,7 @@ class DispatchMonitor:
         ops: str | Sequence[str] = "*",
         phases: Iterable[str] = PHASES,
         source: bool = True,
+        compiled: str = "keep",
         verify_values: bool = False,
         overwrite: bool = False,
         quiet: bool = False,
@@ -95,7 +97,7 @@ class DispatchMonitor:
         names = None if model is None else [name for name, _ in model.named_modules(remove_duplicate=False)]
         self.settings: Settings = checked(
             record=record, stats=stats, steps=steps, modules=modules, ops=ops, phases=phases, source=source,
-            verify_values=verify_values, names=names,
+            compiled=compiled, verify_values=verify_values, names=names,
         )
         self.requested, self.overwrite, self.quiet = path, overwrite, quiet
         self.path: Path | None = None
@@ -154,16 +156,18 @@ class _Recording:
         self.tracker = ModuleTracker(model, self.tables, settings.modules)
         self.tracker.step_ends = self.step_ended
         self.tracker.parameters_step = self.optimizer_runs
+        self.tracker.unseen_writes = self.values.new_epoch
         self.sources = Sources(self.tables.sources) if settings.source else None
         self.plans = Plans(self.tables.operators, self.tables.arguments, self.tables.literals, settings.ops)
         self.mode = RecordingMode(self.plans, self.values, self.tracker, self.sources, frozenset(settings.phases), self.flush)
         self.mode.full = BATCH_ROWS * ROW.size
         self.pushed = False
-        self.recorded_steps = 0
+        self.pauses = 0
         self.states: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
-        self.parameter_names: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
+        self.parameter_names: dict[int, tuple[weakref.ref[nn.Module], str, str]] = {}
         self.rows_before_step = 0
         self.warned = False
+        self.stance: Any = None  # of torch.compile
         converter = Converter(rank, self.start, settings.stats)
         self.sink = Sink(path, self.metadata(rank, world_size), converter)
 
@@ -194,14 +198,21 @@ class _Recording:
     # ------------------------------------------------------------------------------------------------- open, close
     def open(self) -> None:
         self.sink.open()
+        if self.settings.compiled == "eager":
+            self.stance = torch.compiler.set_stance("force_eager")
         self.tracker.open()
         self.mode.deadline = self.start + BATCH_NS
+        self.mode.idle = True  # until the first step is asked for
         if self.model is not None:
             for named in (self.model.named_parameters, self.model.named_buffers):
                 for name, tensor in named(remove_duplicate=False):
                     self.values.name(tensor, name)
-            self.parameter_names = {id(p): (weakref.ref(p), n) for n, p in self.model.named_parameters()}
-        self.resume() if self.settings.wants_step(0) else self.pause()
+            # A weak reference to the parameter itself would make `torch.utils.swap_tensors` refuse it.
+            for path, module in self.model.named_modules():
+                for key, parameter in module._parameters.items():
+                    place = weakref.ref(module), key, f"{path}.{key}" if path else key
+                    self.parameter_names.setdefault(id(parameter), place)
+        self.step_ended(0)
         self.complain()
 
     def close(self, reason: str | None) -> None:
@@ -209,15 +220,27 @@ class _Recording:
         if os.getpid() != self.pid:
             return
         self.pause()
+        if self.stance is not None:
+            self.stance.__exit__(None, None, None)
         self.tracker.close()
         self.flush()
         self.values.untag()
         steps = self.tracker.step + (self.tracker.micro_step >= 0)
-        self.sink.close({"reason": reason, "steps": steps, "skipped": {}, "monitor_ns": self.mode.own_ns})
+        self.sink.close({"reason": reason, "steps": steps, "skipped": self.skipped(), "monitor_ns": self.mode.own_ns})
         self.complain()
         self.monitor.error = self.sink.error
         if not self.monitor.quiet and self.sink.error is None:
             print(self.closing_line(steps), file=sys.stderr)
+
+    def skipped(self) -> dict[str, int]:
+        """What ran and was not recorded, by reason."""
+        reasons = {
+            "calls of compiled modules, whose fused operators cannot be seen": self.tracker.compiled_calls,
+            "module calls in other threads, whose operators are not recorded": self.tracker.foreign_calls,
+            "steps that were not asked for": self.tracker.steps_left_out,
+            "operators of phases that were not asked for": self.mode.left_out,
+        }
+        return {reason: n for reason, n in reasons.items() if n}
 
     def closing_line(self, steps: int) -> str:
         tally = self.sink.converter.tally
@@ -261,26 +284,31 @@ class _Recording:
 
     # ------------------------------------------------------------------------------------------------- steps
     def step_ended(self, step: int) -> None:
-        wanted = self.settings.wants_step(step)
-        if wanted and self.mode.idle:
-            self.resume()
-        elif not wanted and not self.mode.idle:
+        if self.settings.wants_step(step):
+            if self.mode.idle:
+                self.resume()
+            return
+        self.tracker.steps_left_out += 1
+        if not self.mode.idle:
             self.pause()
 
     def resume(self) -> None:
         """Record from here on. What happened in between was not seen: values met again are new versions."""
-        if self.sink.error is not None:
+        if self.sink.error is not None or os.getpid() != self.pid:
             return
-        if self.mode.idle:
+        if self.pauses:
             self.values.new_epoch()
-        self.mode.idle = False
+        self.mode.idle = self.tracker.paused = False
+        wrap_while_needed()
         if not self.pushed:
             self.mode.__enter__()
             self.pushed = True
 
     def pause(self) -> None:
         """Run without the mode, or with one that passes everything on where another mode lies above it."""
-        self.mode.idle = True
+        self.mode.idle = self.tracker.paused = True
+        wrap_while_needed()
+        self.pauses += 1
         if self.pushed and current_dispatch_mode() is self.mode:
             self.mode.__exit__(None, None, None)
             self.pushed = False
@@ -300,15 +328,21 @@ class _Recording:
         if self.states.get(optimizer) == len(optimizer.state):
             return
         self.states[optimizer] = len(optimizer.state)
+        named = []
         for parameter, state in optimizer.state.items():
             if isinstance(parameter, torch.Tensor) and isinstance(state, dict) and (name := self.name_of(parameter)) is not None:
                 for key, value in state.items():
                     if isinstance(value, torch.Tensor):
                         self.values.name(value, f"{name}.{key}")
+                        named.append(value)
+        # the states were made in this step, before they could be named
+        self.values.rename_rows(named, self.rows_before_step if self.rows_before_step <= len(self.values.rows) else 0)
 
     def name_of(self, parameter: torch.Tensor) -> str | None:
         known = self.parameter_names.get(id(parameter))
-        return known[1] if known is not None and known[0]() is parameter else None
+        if known is None or (module := known[0]()) is None or module._parameters.get(known[1]) is not parameter:
+            return None  # an id is handed out again
+        return known[2]
 
 
 def plural(n: int, what: str) -> str:
@@ -350,7 +384,7 @@ def forget_in_child() -> None:
     for monitor in OPEN:
         if monitor._recording is not None:
             monitor._recording.mode.idle = True
-    module_tracker.TRACKERS.clear()
+            monitor._recording.tracker.close()
 
 
 os.register_at_fork(after_in_child=forget_in_child)

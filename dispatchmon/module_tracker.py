@@ -25,19 +25,23 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
 
 from dispatchmon.records import CONTEXT, FORWARD, OPTIMIZER, POSITION
 from dispatchmon.tables import Tables
 from dispatchmon.torch_internals import (
+    NOT_NUMBERED,
     an_optimizer_was_made,
     graph_task,
     jit_tracing_state,
     next_sequence_number,
+    plain_module_call,
     runs_below,
 )
 
 pack_context, pack_position = CONTEXT.pack, POSITION.pack
 MOST_POSITIONS = 1 << 20  # kept for the module filter
+FOREIGN_KEY = "dispatchmon"  # in the metadata of a node that another thread made: its context
 
 
 class Known:
@@ -79,6 +83,11 @@ class ModuleTracker:
         self.parameters_step: Callable[[Optimizer, bool], None] = lambda optimizer, after: None
         self.positions: tuple[list[int], list[bool]] = ([], [])
         self.thread = threading.get_ident()
+        self.local = threading.local()
+        self.foreign_calls = 0  # module calls in other threads
+        self.compiled_calls = self.steps_left_out = 0
+        self.unseen_writes: Callable[[], None] = lambda: None  # called when something may have written unseen
+        self.paused = False  # this step is not recorded: calls are counted, modules are not noted
         self.handles: list[Any] = []
 
     # ------------------------------------------------------------------------------------------------- open, close
@@ -91,19 +100,21 @@ class ModuleTracker:
             register_optimizer_step_pre_hook(self.optimizer_pre_hook),
             register_optimizer_step_post_hook(self.optimizer_post_hook),
         ]
-        if not TRACKERS:
-            wrap_module_call()
         TRACKERS.append(self)
+        wrap_while_needed()
 
     def close(self) -> None:
         """Stop; every hook and wrapper is taken off."""
         if self in TRACKERS:
             TRACKERS.remove(self)
-        if not TRACKERS:
-            unwrap_module_call()
+        wrap_while_needed()
         for handle in self.handles:
             handle.remove()
         self.handles.clear()
+
+    def needs_calls(self) -> bool:
+        """Whether module calls must be seen: not in a step that is not recorded and that ends without them."""
+        return not self.paused or not (self.manual or self.first_optimizer is not None)
 
     def learn_names(self, root: nn.Module | None = None) -> None:
         """Take the names from the model, or from a module that was called with no model given."""
@@ -149,6 +160,11 @@ class ModuleTracker:
     # ------------------------------------------------------------------------------------------------- module calls
     def forward_pre_hook(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module is called."""
+        if self.paused:
+            if not self.stack and graph_task() == -1:
+                self.outermost_call()
+            self.stack.append((self.context, self.measured, self.path))
+            return
         again = graph_task() != -1  # a checkpoint's region runs again
         known = self.known.get(id(module))
         if known is None or known.module() is not module:
@@ -176,6 +192,9 @@ class ModuleTracker:
         """The call is over; `output` is None if it raised."""
         if self.stack:
             self.return_to(len(self.stack) - 1)
+        if module._compiled_call_impl is not None or "_orig_mod" in module._modules:
+            self.compiled_calls += 1
+            self.unseen_writes()
 
     def return_to(self, depth: int) -> None:
         """Leave the call that was entered at this depth, and whatever was left open inside it."""
@@ -194,8 +213,42 @@ class ModuleTracker:
             self.learn_names()
         elif not self.stack and not again:
             self.learn_names(module)
+        original = module._modules.get("_orig_mod")
+        if original is not None and id(module) not in self.known and id(original) in self.known:
+            return self.known[id(original)]  # what torch.compile made of a module stands for it
         return self.known.get(id(module))
 
+    # ------------------------------------------------------------------------------------------------- other threads
+    @property
+    def foreign_path(self) -> list[int]:
+        """Contexts of the modules that run in this other thread."""
+        try:
+            path: list[int] = self.local.path
+        except AttributeError:
+            path = self.local.path = []
+        return path
+
+    def foreign_place(self, module: nn.Module) -> int:
+        """A context for a module call in another thread."""
+        self.foreign_calls += 1
+        known = self.known.get(id(module))
+        if known is None or known.module() is not module:
+            return self.foreign_path[-1] if self.foreign_path else 0
+        self.tables.contexts.extend(pack_context(known.numbers[0], -1, self.step, max(self.micro_step, 0), FORWARD))
+        self.contexts += 1
+        return self.contexts - 1
+
+    def label_foreign(self, output: Any) -> None:
+        """The call is over: label the nodes that it made."""
+        context = self.foreign_path.pop()
+        pending = [t.grad_fn for t in tree_leaves(output) if isinstance(t, torch.Tensor)]
+        while pending:
+            node = pending.pop()
+            if node is not None and FOREIGN_KEY not in node.metadata and node._sequence_nr() != NOT_NUMBERED:
+                node.metadata[FOREIGN_KEY] = context
+                pending += [following for following, _ in node.next_functions]
+
+    # ------------------------------------------------------------------------------------------------- steps
     def outermost_call(self) -> None:
         """The model is called from outside: a new micro step, or a new step in a loop without an optimizer."""
         if self.optimizing and not runs_below(sys._getframe(), self.optimizer_code):
@@ -207,7 +260,7 @@ class ModuleTracker:
         self.micro_step += 1
         self.enter_place(0, -1, OPTIMIZER if self.optimizing else FORWARD, not self.filtered)
 
-    # ------------------------------------------------------------------------------------------------- optimizers, steps
+    # ------------------------------------------------------------------------------------------------- optimizers
     def optimizer_pre_hook(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if threading.get_ident() != self.thread:
             return
@@ -265,26 +318,41 @@ class ModuleTracker:
 
 
 TRACKERS: list[ModuleTracker] = []  # those of the monitors that are open, in all threads
+WRAPPERS: list[Any] = []  # what `nn.Module.__call__` is while there are any
 ORIGINAL = "_dispatchmon_original"
+
+
+def wrap_while_needed() -> None:
+    """Wrap `nn.Module.__call__` while some monitor needs to see module calls."""
+    if any(tracker.needs_calls() for tracker in TRACKERS):
+        wrap_module_call()
+    else:
+        unwrap_module_call()
 
 
 def wrap_module_call() -> None:
     """Replace `nn.Module.__call__` until `unwrap_module_call`."""
-    original: Any = nn.Module.__call__
-    if hasattr(original, ORIGINAL):  # somebody who wrapped in between put it back
+    if WRAPPERS:
         return
+    original: Any = nn.Module.__call__
+    plain = original is plain_module_call
 
     @functools.wraps(original)
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or not TRACKERS or jit_tracing_state() is not None:
+        if is_compiling() or __call__ not in WRAPPERS or jit_tracing_state() is not None:
             return original(self, *args, **kwargs)
         thread = threading.get_ident()
-        entered = [(tracker, len(tracker.stack)) for tracker in TRACKERS if tracker.thread == thread]
+        if any(tracker.thread != thread for tracker in TRACKERS) and graph_task() == -1:
+            return call_in_other_thread(original, self, args, kwargs, thread)
+        entered = [(tracker, len(tracker.stack)) for tracker in TRACKERS]
         output = None
         try:
             for tracker, _ in entered:
                 tracker.forward_pre_hook(self, args, kwargs)
-            output = original(self, *args, **kwargs)
+            if plain and self._compiled_call_impl is None:  # what the original does, without its frame: deep models stay callable
+                output = self._call_impl(*args, **kwargs)
+            else:
+                output = original(self, *args, **kwargs)
             return output
         finally:
             for tracker, depth in reversed(entered):
@@ -294,10 +362,37 @@ def wrap_module_call() -> None:
 
     setattr(__call__, ORIGINAL, original)
     nn.Module.__call__ = __call__  # type: ignore[method-assign]
+    WRAPPERS.append(__call__)
+
+
+def call_in_other_thread(original: Any, module: nn.Module, args: Any, kwargs: Any, thread: int) -> Any:
+    """
+    A module runs in a thread whose operators are not recorded, but whose backward pass may be.
+
+    Autograd numbers are per thread and a node does not say whose it is: the nodes made here are labelled with their place.
+    """
+    others = [tracker for tracker in TRACKERS if tracker.thread != thread]
+    entered = [(tracker, len(tracker.stack)) for tracker in TRACKERS if tracker.thread == thread]
+    output = None
+    try:
+        for tracker, _ in entered:
+            tracker.forward_pre_hook(module, args, kwargs)
+        for tracker in others:
+            tracker.foreign_path.append(tracker.foreign_place(module))
+        output = original(module, *args, **kwargs)
+        return output
+    finally:
+        for tracker in others:
+            tracker.label_foreign(output)
+        for tracker, depth in reversed(entered):
+            if len(tracker.stack) > depth:
+                tracker.return_to(depth + 1)
+                tracker.forward_hook(module, args, kwargs, output)
 
 
 def unwrap_module_call() -> None:
     """Put `nn.Module.__call__` back."""
-    original = getattr(nn.Module.__call__, ORIGINAL, None)
-    if original is not None:  # else: wrapped again by somebody else since; ours passes everything on
-        nn.Module.__call__ = original  # type: ignore[method-assign]
+    for wrapper in WRAPPERS:
+        if nn.Module.__call__ is wrapper:  # else: wrapped again by somebody else since; ours passes everything on
+            nn.Module.__call__ = getattr(wrapper, ORIGINAL)  # type: ignore[method-assign]
+    WRAPPERS.clear()

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from dispatchmon.tables import Table
+from dispatchmon.torch_internals import moves_version_counters
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ _METADATA_ONLY = ("aten::set_", "aten::set_data", "aten::retain_grad", "aten::re
 _OWN_NAMESPACES = ("aten", "prim", "prims", "c10d", "_c10d_functional", "_c10d_functional_autograd", "quantized")
 
 # Why a plan needs more than the plain road; 0 is the plain road.
-PLAIN, HIGHER_ORDER, FLAGGED, FOREACH, MAY_LIE, COMPOSITE, NO_OPERATOR = range(7)
+PLAIN, HIGHER_ORDER, FLAGGED, UNCOUNTED, MAY_LIE, COMPOSITE, NO_OPERATOR = range(7)
 
 
 class Plan(NamedTuple):
@@ -202,6 +203,17 @@ def mutation_of(schema: Any, declared: bool, undeclared: bool) -> str:
     return "out" if any(argument.is_out for argument in schema.arguments) else "other"
 
 
+def is_uncounted(schema: Any, namespace: str) -> bool:
+    """
+    Whether nothing above a mode moves the version counters of what the operator writes.
+
+    Operators on lists (`_foreach_add_`), those whose schema hides a write (`c10d::allgather_`) and some custom ones have no
+    kernel for it: the operators inside theirs move them.
+    """
+    lists = any(a.alias_info is not None and a.alias_info.is_write and "List" in str(a.type) for a in schema.arguments)
+    return (lists or namespace not in _OWN_NAMESPACES) and not moves_version_counters(schema)
+
+
 class Plans(dict[Any, Plan]):
     """Overload -> plan, made at first sight."""
 
@@ -284,8 +296,8 @@ class Plans(dict[Any, Plan]):
             return NO_OPERATOR
         if hidden is not None and hidden.flag is not None and not quiet:
             return FLAGGED
-        if declared and schema.name.startswith("aten::_foreach_"):
-            return FOREACH
+        if hidden is not None and hidden.flag is None or declared and is_uncounted(schema, namespace):
+            return UNCOUNTED
         if schema.name in ("aten::linear", "aten::matmul"):
             return COMPOSITE
         aliases = any(a.alias_info is not None for a in (*schema.arguments, *schema.returns))

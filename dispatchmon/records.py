@@ -24,6 +24,7 @@ LIVE = -1  # outside backward
 CALLBACK = -2  # in backward, but no node runs: a callback of the engine
 ACCUMULATE = -3  # an AccumulateGrad node runs: ACCUMULATE - label of the parameter
 RECOMPUTED = -(1 << 40)  # a checkpoint's region runs again: RECOMPUTED - number of the node
+FOREIGN = -(1 << 60)  # the node was made in another thread: FOREIGN - context of its module
 
 # The duration column.
 RAISED = -1

@@ -24,6 +24,7 @@ class Settings:
     ops: tuple[str, ...]
     phases: tuple[str, ...]
     source: bool
+    compiled: str
     verify_values: bool
 
     def wants_step(self, step: int) -> bool:
@@ -39,7 +40,7 @@ class Settings:
         """For the metadata of the trace."""
         steps = self.steps if self.steps is None or isinstance(self.steps, str) else "callable"
         return {"stats": self.stats, "steps": steps, "modules": self.modules, "ops": self.ops, "phases": self.phases,
-                "source": self.source, "verify_values": self.verify_values}  # fmt: skip
+                "source": self.source, "compiled": self.compiled, "verify_values": self.verify_values}  # fmt: skip
 
 
 def checked(
@@ -51,6 +52,7 @@ def checked(
     ops: str | Sequence[str],
     phases: Iterable[str],
     source: bool,
+    compiled: str,
     verify_values: bool,
     names: Sequence[str] | None,
 ) -> Settings:
@@ -76,6 +78,7 @@ def checked(
         ops=patterns("ops", ops),
         phases=chosen("phases", phases, PHASES, empty=False),
         source=bool(source),
+        compiled=chosen("compiled", compiled, ("keep", "eager"), empty=False)[0],
         verify_values=bool(verify_values),
     )
 

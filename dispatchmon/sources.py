@@ -21,8 +21,10 @@ class Libraries(dict[str, bool]):
     """File name -> whether its lines are never the user's."""
 
     def __missing__(self, name: str) -> bool:
-        self[name] = library = name.startswith(_LIBRARIES) or (
-            name.startswith(_STDLIB) and not name.startswith(_PACKAGES) and "site-packages" not in name
+        self[name] = library = (
+            name.startswith(_LIBRARIES)
+            or "torchinductor_" in name  # code that torch.compile wrote
+            or (name.startswith(_STDLIB) and not name.startswith(_PACKAGES) and "site-packages" not in name)
         )
         return library
 

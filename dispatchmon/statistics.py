@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from dispatchmon.records import TABLE_FULL, UNSUPPORTED
-from dispatchmon.torch_internals import kernels_only
+from dispatchmon.torch_internals import address_of, kernels_only
 
 native: Any
 try:
@@ -118,11 +118,11 @@ class Statistics:
         if slot == self.end:
             return TABLE_FULL
         if self.kernel is not None and layout.packed is not None and tensor.is_cpu:
-            pointer = tensor.data_ptr()
+            pointer = address_of(tensor)
             if not pointer:  # fake
                 return UNSUPPORTED
             self.nonfinite += self.kernel(self.address + slot * (TOTALS * 8), pointer, layout.packed, self.threads)
-        elif tensor.is_meta or not tensor.data_ptr():
+        elif tensor.is_meta or not address_of(tensor):
             return UNSUPPORTED
         else:
             with kernels_only():

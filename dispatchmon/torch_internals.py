@@ -13,6 +13,8 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.optim import Optimizer
 from torch.utils import _python_dispatch
 
@@ -35,8 +37,12 @@ plain_tensor_dispatch: Any = _C._disabled_torch_dispatch_impl
 """What `__torch_dispatch__` is for a tensor subclass that does not override it."""
 jit_tracing_state: Callable[[], Any] = _C._get_tracing_state
 """Not None while `torch.jit.trace` runs."""
+plain_module_call: Any = torch.nn.Module._wrapped_call_impl
+"""`nn.Module.__call__` as torch defines it: `_compiled_call_impl` if there is one, else `_call_impl`."""
 current_dispatch_mode: Callable[[], Any] = _python_dispatch._get_current_dispatch_mode
 """The innermost dispatch mode of this thread, or None."""
+address_of: Callable[[torch.Tensor], int] = _C._data_address
+"""Where a tensor's elements are; `data_ptr` would copy memory that is shared until it is written."""
 DisableTorchFunctionSubclass: type[AbstractContextManager[None]] = _C.DisableTorchFunctionSubclass
 
 _ABOVE_THE_KERNELS = (
@@ -57,10 +63,21 @@ def _keys_above_the_kernels() -> Any:
 _ABOVE = _keys_above_the_kernels()
 
 
+def is_opaque(kind: type) -> bool:
+    """Whether tensors of this class handle operators themselves; torch's own tracing does not, while a mode runs."""
+    return kind.__torch_dispatch__ is not plain_tensor_dispatch and not issubclass(kind, (FakeTensor, FunctionalTensor))
+
+
 def kernels_only() -> AbstractContextManager[None]:
     """A block in which operators go straight to their kernels: no mode, subclass, autograd, autocast or transform sees them."""
     guard: AbstractContextManager[None] = _C._ExcludeDispatchKeyGuard(_ABOVE)
     return guard
+
+
+def moves_version_counters(schema: Any) -> bool:
+    """Whether the operator has a kernel of its own, above the modes, that moves the version counters of what it writes."""
+    name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+    return bool(_C._dispatch_has_kernel_for_dispatch_key(name, "ADInplaceOrView"))
 
 
 @contextmanager
@@ -68,7 +85,8 @@ def version_counters_moving() -> Iterator[None]:
     """
     A block in which writes through ATen move version counters, as they do without a mode.
 
-    In a mode's handler the key that does it is excluded: an undeclared write inside a custom operator would go unnoticed.
+    In a mode's handler the key that does it is excluded: the writes of `_foreach_add_`, and undeclared ones inside a custom
+    operator, would go unnoticed by autograd's check.
     """
     included, excluded = _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()
     with _C._ForceDispatchKeyGuard(included, excluded.remove(_KEY.ADInplaceOrView)):

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from itertools import count
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +25,7 @@ from dispatchmon.records import (
     NO_STORAGE,
     NOT_ASKED,
     ROW,
+    ROW_FIELDS,
     UNREADY,
     UNSUPPORTED,
     VERSION_BITS,
@@ -40,6 +42,19 @@ VALUE, LABEL, MEMORY, SLOT, SLOTS, EPOCH, OWNER, DIGESTS = range(8)
 CPU = 0  # label of unnamed CPU memory
 
 pack_row = ROW.pack
+
+
+def plain(sizes: Iterable[Any]) -> tuple[int, ...]:
+    """
+    Sizes as they are.
+
+    Raises:
+        TypeError: one is symbolic. Asking it for its number would specialize what is being traced.
+    """
+    found = tuple(sizes)
+    if any(type(n) is not int for n in found):
+        raise TypeError("a symbolic size")
+    return found
 
 
 class Geometries(dict[Any, tuple[int, int, Layout | None, bool]]):
@@ -220,14 +235,14 @@ class Values:
         with DisableTorchFunctionSubclass(), kernels_only():
             try:
                 label = self.labels.number(str(tensor.device))
-                shape = tuple(int(n) for n in tensor.shape) if not tensor.is_nested else None
+                shape = plain(tensor.shape) if not tensor.is_nested else None
                 if tensor.layout == torch.strided and shape is not None:
-                    stride, offset = tuple(int(n) for n in tensor.stride()), int(tensor.storage_offset())
+                    stride, (offset,) = plain(tensor.stride()), plain((tensor.storage_offset(),))
             except Exception:  # symbolic sizes
                 shape = stride = offset = None
             if self.measuring and self.statistics is not None:
                 try:
-                    slot = self.statistics.measure_values(tensor)
+                    slot = UNSUPPORTED if shape is None else self.statistics.measure_values(tensor)
                 except Exception:
                     slot = FAILED
         numel = None if shape is None else torch.Size(shape).numel()
@@ -268,6 +283,14 @@ class Values:
         tag = self.tag_of(tensor)
         if tag is not None:
             tag[LABEL] = self.labels.named(tag[LABEL], tensor.storage_offset(), tuple(tensor.shape), name)
+
+    def rename_rows(self, tensors: list[Tensor], start: int) -> None:
+        """Give rows that were added since `start` the names that these tensors have got meanwhile."""
+        labels = {tag[VALUE] >> VERSION_BITS: tag[LABEL] for tensor in tensors if (tag := self.tag_of(tensor)) is not None}
+        rows = np.frombuffer(self.rows, np.int64).reshape(-1, ROW_FIELDS)[start // ROW.size :]
+        serials = rows[:, 3] >> VERSION_BITS
+        for i in np.flatnonzero(np.isin(serials, list(labels))).tolist():
+            rows[i, 4] = labels[int(serials[i])]
 
     def name_of(self, tensor: Tensor) -> str | None:
         """The name of a tensor, if it has one."""

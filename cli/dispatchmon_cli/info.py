@@ -1,0 +1,112 @@
+"""
+`dispatchmon info`: what a trace is.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import click
+
+from dispatchmon.trace import TraceFile
+from dispatchmon_cli.options import Request, reads_trace
+from dispatchmon_cli.report import Cells
+from dispatchmon_cli.wording import count, counted, duration, size
+
+_FROM_METADATA = ("format", "dispatchmon", "torch", "python", "platform", "statistics_backend", "started", "command")
+_FROM_CLOSING = ("events", "rows", "steps", "writes", "monitor_ns", "wait_ns")
+_COLUMNS = (
+    *("file", "bytes", "complete", "closed", "reason", "rank", "world_size", "model", "modules", "parameters"),
+    *_FROM_CLOSING,
+    *("skipped", "settings"),
+    *_FROM_METADATA,
+)
+
+
+@click.command()
+@reads_trace(filters=False)
+def command(request: Request) -> None:
+    """What a trace is: version, environment, completeness, cost."""
+    with request.open_report() as report:
+        trace = request.open_trace()
+        records = [_record(file) for file in trace.files]
+        report.write(
+            document={
+                "format": 1,
+                "complete": trace.complete,
+                "ranks": list(trace.ranks),
+                "files": records,
+                "warnings": list(trace.warnings),
+            },
+            records=records,
+            columns=_COLUMNS,
+            cells=Cells(("", ""), [row for record in records for row in _rows(record)], numeric=False),
+        )
+
+
+def _record(file: TraceFile) -> dict[str, Any]:
+    metadata, closing = file.metadata, file.closing or {}
+    return {
+        "file": str(file.path),
+        "bytes": file.size,
+        "complete": file.complete,
+        "closed": not file.cut,
+        "reason": closing.get("reason"),
+        "rank": file.rank,
+        "world_size": file.world_size,
+        "model": metadata.get("model"),
+        "modules": len(metadata.get("modules") or ()),
+        "parameters": len(metadata.get("parameters") or ()),
+        **{name: closing.get(name) for name in _FROM_CLOSING},
+        "rows": file.rows,
+        "skipped": file.skipped,
+        "settings": metadata.get("settings"),
+        **{name: metadata.get(name) for name in _FROM_METADATA},
+    }
+
+
+def _rows(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Say what one file is, line by line; what is not known has no line."""
+
+    def known(name: str, say: Any = str) -> str | None:
+        return None if record[name] is None else say(record[name])
+
+    parts = [known("events", lambda n: counted(n, "event")), known("rows", lambda n: counted(n, "row"))]
+    parts += [
+        known("steps", lambda n: counted(n, "step")),
+        known("writes", lambda n: counted(n, "write") + " in place"),
+    ]
+    model = f"{counted(record['modules'], 'module')}, {counted(record['parameters'], 'parameter')}"
+    versions = [f"{name} {record[name]}" for name in ("dispatchmon", "torch", "python") if record[name]]
+    cost = [known("monitor_ns", lambda n: f"{duration(n)} in the monitor")]
+    cost += [known("wait_ns", lambda n: f"{duration(n)} waiting for the disk")]
+    lines = {
+        "file": f"{record['file']} ({size(record['bytes'])}, format {record['format']})",
+        "complete": _completeness(record),
+        "contents": ", ".join(filter(None, parts)),
+        "not seen": ", ".join(f"{count(n)} {why}" for why, n in record["skipped"].items()),
+        "rank": f"{record['rank']} of {record['world_size']}",
+        "model": f"{record['model']} ({model})" if record["model"] else "none was given",
+        "started": known("started"),
+        "command": known("command", lambda words: words if isinstance(words, str) else shlex.join(map(str, words))),
+        "versions": ", ".join(versions),
+        "platform": known("platform"),
+        "statistics": known("statistics_backend"),
+        "settings": known("settings", lambda all_of: ", ".join(f"{k}={_plain(v)}" for k, v in all_of.items())),
+        "cost": ", ".join(filter(None, cost)),
+    }
+    yield from ((label, line) for label, line in lines.items() if line)
+
+
+def _completeness(record: Mapping[str, Any]) -> str:
+    if record["complete"]:
+        return "yes"
+    if not record["closed"]:
+        return "no: the file was not closed"
+    return f"no: {record['reason'] or 'the file does not say why'}"
+
+
+def _plain(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)

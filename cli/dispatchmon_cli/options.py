@@ -1,0 +1,108 @@
+"""
+The options that every reading command shares, and what they ask for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import reduce, wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from dispatchmon.analysis.query import Filters
+from dispatchmon.schema import PHASES
+from dispatchmon.trace import Trace, open_trace
+from dispatchmon_cli.report import FORMATS, Report, open_report
+from dispatchmon_cli.wording import printable
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the shared options ask for: which trace, which rows of it, and where the answer goes."""
+
+    paths: tuple[Path, ...]
+    filters: Filters
+    format: str
+    output: Path | None
+    force: bool
+    color: bool
+
+    def open_trace(self) -> Trace:
+        """Open the trace, and say on stderr what must be known before trusting it."""
+        trace = open_trace(self.paths)
+        for warning in trace.warnings:
+            click.echo(f"dispatchmon: warning: {printable(warning)}", err=True)
+        return trace
+
+    def open_report(self) -> AbstractContextManager[Report]:
+        """Open the place for the answer, as a context manager; this fails early if it cannot be written."""
+        return open_report(self.format, self.output, force=self.force, color=self.color, inputs=self.paths)
+
+
+def _step_range(_: click.Context, __: click.Parameter, text: str) -> tuple[int | None, int | None]:
+    """Read `a:b`, `a:`, `:b`, or one step `a`, as a half-open range."""
+    start, colon, stop = text.partition(":")
+    if not all(end.isdecimal() or (colon and not end) for end in (start, *([stop] if colon else []))):
+        raise click.BadParameter(f"{text!r} is not a range of steps; write a:b, as 10:20, or one step")
+    if not colon:
+        return int(start), int(start) + 1
+    return int(start) if start else None, int(stop) if stop else None
+
+
+_OUTPUT_OPTIONS = (
+    click.argument("paths", metavar="TRACE...", nargs=-1, required=True, type=click.Path(path_type=Path)),
+    click.option(
+        "--format", "format_", type=click.Choice(FORMATS), default="table", show_default=True, help="How to say it."
+    ),
+    click.option("-o", "--output", metavar="FILE", help="Write to this file; - is stdout."),
+    click.option("--force", is_flag=True, help="Overwrite FILE if it exists."),
+    click.option("--no-color", is_flag=True, help="No colors (they are off anyway when not on a terminal)."),
+)
+_FILTER_OPTIONS = (
+    click.option(
+        "--step", metavar="A:B", default=":", callback=_step_range, help="Only steps from A up to, not including, B."
+    ),
+    click.option("--module", multiple=True, metavar="GLOB", help="Only these modules; may be repeated."),
+    click.option("--op", multiple=True, metavar="GLOB", help="Only these operators; may be repeated."),
+    click.option("--phase", multiple=True, type=click.Choice(PHASES), help="Only this phase; may be repeated."),
+    click.option("--rank", multiple=True, type=click.IntRange(min=0), help="Only this rank; may be repeated."),
+)
+
+
+def reads_trace(*, filters: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """
+    Give a command the shared options; it receives them as one `Request`, its first argument.
+
+    Args:
+        filters: whether the command looks at rows, so that it has the options which choose them.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def with_request(
+            paths: tuple[Path, ...],
+            format_: str,
+            output: str | None,
+            force: bool,
+            no_color: bool,
+            step: tuple[int | None, int | None] = (None, None),
+            module: tuple[str, ...] = (),
+            op: tuple[str, ...] = (),
+            phase: tuple[str, ...] = (),
+            rank: tuple[int, ...] = (),
+            **own: Any,
+        ) -> Any:
+            chosen = Filters(steps=step, modules=module, ops=op, phases=phase, ranks=rank)
+            target = None if output in (None, "-") else Path(str(output))
+            return function(Request(paths, chosen, format_, target, force, not no_color), **own)
+
+        options = _OUTPUT_OPTIONS + (_FILTER_OPTIONS if filters else ())
+        return reduce(lambda f, option: option(f), reversed(options), with_request)
+
+    return decorate

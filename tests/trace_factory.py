@@ -1,0 +1,110 @@
+"""
+Small synthetic traces, written from lists of row dicts by the schema alone: no torch, no monitor.
+
+A row names only the columns it cares about; `DEFAULTS` fills the others. `event` defaults to the row's position.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from dispatchmon.schema import CLOSING_KEY, METADATA_KEY, SCHEMA
+
+DEFAULTS: dict[str, Any] = {
+    "kind": "op",
+    "rank": 0,
+    "step": 0,
+    "micro_step": 0,
+    "phase": "forward",
+    "op": "aten.relu.default",
+    "arguments": "{}",
+    "mutation": "none",
+    "role": "input",
+    "arg": "self",
+    "written": False,
+    "dtype": "float32",
+    "device": "cpu",
+    "start_ns": 0,
+    "duration_ns": 1000,
+}
+METADATA: dict[str, Any] = {
+    "format": "1.0",
+    "dispatchmon": "0.1.0",
+    "torch": "2.13.0",
+    "python": "3.11.7",
+    "platform": "Linux-6.1-x86_64",
+    "rank": 0,
+    "world_size": 1,
+    "model": "Net",
+    "modules": [{"name": "", "class": "Net"}, {"name": "head", "class": "Linear"}],
+    "parameters": [{"name": "head.weight", "shape": [8, 4], "dtype": "float32"}],
+    "settings": {"record": ["ops"]},
+    "command": ["train.py", "--lr", "0.1"],
+    "started": "2026-01-02T03:04:05+00:00",
+    "statistics_backend": "torch",
+}
+
+
+def make_rows(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Complete the rows: every column of the schema, from the row, from `DEFAULTS`, or null."""
+    return [{**dict.fromkeys(SCHEMA.names), **DEFAULTS, "event": i, **row} for i, row in enumerate(rows)]
+
+
+def write_trace(
+    path: Path,
+    rows: Iterable[Mapping[str, Any]] = ({},),
+    *,
+    metadata: Mapping[str, Any] | None = None,
+    closing: Mapping[str, Any] | None = None,
+    closed: bool = True,
+    schema: pa.Schema = SCHEMA,
+    batch_rows: int = 4,
+) -> Path:
+    """
+    Write a trace and return its path.
+
+    `metadata` and `closing` override single keys of the usual ones. With `closed=False` there is a footer, but no
+    closing statement; `cut` makes a file that was never closed. Columns that `schema` lacks are left out.
+    """
+    complete = make_rows(rows)
+    with (
+        pa.OSFile(str(path), "wb") as sink,
+        pa.ipc.new_file(
+            sink,
+            schema.with_metadata({METADATA_KEY: json.dumps({**METADATA, **(metadata or {})})}),
+            options=pa.ipc.IpcWriteOptions(compression="zstd"),
+        ) as writer,
+    ):
+        for start in range(0, len(complete), batch_rows):
+            writer.write_batch(_batch(complete[start : start + batch_rows], schema))
+        if closed:
+            statement = {
+                "complete": True,
+                "reason": None,
+                "events": sum(row["arguments"] is not None for row in complete),
+                "rows": len(complete),
+                "steps": len({row["step"] for row in complete}),
+                "skipped": {},
+                "monitor_ns": 1_500_000,
+                "wait_ns": 20_000,
+                "writes": sum(row["arguments"] is not None and row["mutation"] != "none" for row in complete),
+                **(closing or {}),
+            }
+            writer.write_batch(_batch([], schema), custom_metadata={CLOSING_KEY: json.dumps(statement)})
+    return path
+
+
+def cut(path: Path, size: int) -> Path:
+    """Cut the file to its first `size` bytes, or by `-size` bytes, as a killed process would have left it."""
+    path.write_bytes(path.read_bytes()[:size])
+    return path
+
+
+def _batch(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
+    columns = [pa.array([row.get(field.name) for row in rows], field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
