@@ -497,7 +497,7 @@ static void measure_all(Job *job, int64_t threads, pid_t home, double *out) {
   if (t.count && peak && (peak > 1e130 || peak < 1e-130)) { /* only float64 and complex128 get there */
     int exponent;
     frexp(peak, &exponent);
-    job->scale = ldexp(1, exponent > 1000 ? -1000 : exponent < -1000 ? 1000 : -exponent);
+    job->scale = ldexp(1, exponent < -1000 ? 1000 : -exponent);
     Total scaled = measure_chunks(job, threads, home);
     norm = sqrt(scaled.m2 + scaled.count * scaled.mean * scaled.mean) * sqrt(repeat) / job->scale;
     t.mean = scaled.mean / job->scale;

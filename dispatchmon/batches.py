@@ -24,7 +24,9 @@ Ints = npt.NDArray[np.int64]
 MOST_NODES = 1 << 21  # autograd numbers remembered, as a bound on memory; older nodes have no forward event any more
 REASONS = {
     r.UNSUPPORTED: "values of a kind that has no statistics",
-    r.UNREADY: "values not there yet (unwritten memory, a collective in flight)",
+    r.UNREADY: "values not there yet (memory that was not written)",
+    r.IN_FLIGHT: "results of collectives that were still in flight",
+    r.UNTIL_WAIT: "results of collectives that were still in flight",
     r.TABLE_FULL: "values beyond the statistics table of a batch",
     r.FAILED: "values whose measurement failed",
 }
@@ -39,7 +41,9 @@ class Batch:
     blocks: list[tuple[int, npt.NDArray[np.float64]]]
     tables: dict[str, Any]
     digests: dict[int, int] = field(default_factory=dict)  # by number of the row
-    undeclared: list[tuple[int, int, int, int]] = field(default_factory=list)  # event, event before, event after, storage
+    undeclared: list[tuple[int, int, int, int]] = field(
+        default_factory=list
+    )  # event, event before, event after, storage
 
 
 class Column:
@@ -81,6 +85,7 @@ class Tally:
 
 
 def text(get: Callable[[Any], Any]) -> Column:
+    """A column of strings."""
     return Column(pa.utf8(), get)
 
 
@@ -93,7 +98,11 @@ class Converter:
         i64 = pa.int64()
         self.columns: dict[str, dict[str, Column]] = {
             "operators": {"name": text(lambda o: o[0]), "mutation": text(lambda o: o[1])},
-            "arguments": {"role": text(lambda a: a[0]), "name": text(lambda a: a[1]), "written": Column(pa.bool_(), lambda a: a[2])},
+            "arguments": {
+                "role": text(lambda a: a[0]),
+                "name": text(lambda a: a[1]),
+                "written": Column(pa.bool_(), lambda a: a[2]),
+            },
             "literals": {"json": text(lambda t: t)},
             "geometries": {
                 "shape": Column(pa.list_(i64), lambda g: g[0]),
@@ -134,7 +143,9 @@ class Converter:
         last = self.nodes[-1, 0] if len(self.nodes) else -1
         highest = np.maximum.accumulate(np.concatenate(([last], number)))
         made = np.flatnonzero(np.diff(highest) > 0)
-        self.nodes = np.concatenate((self.nodes, np.stack((number[made], event[made], source[made]), axis=1)))[-MOST_NODES:]
+        self.nodes = np.concatenate((self.nodes, np.stack((number[made], event[made], source[made]), axis=1)))[
+            -MOST_NODES:
+        ]
 
     # ------------------------------------------------------------------------------------------------- one batch
     def convert(self, batch: Batch) -> pa.RecordBatch:
@@ -232,7 +243,9 @@ class Converter:
         self.tally.undeclared += len(extra)
         self.tally.rows += len(extra)
         self.tally.events += len(extra)
-        return pa.Table.from_batches([batch, pa.RecordBatch.from_pylist(extra, SCHEMA)]).combine_chunks().to_batches()[0]
+        return (
+            pa.Table.from_batches([batch, pa.RecordBatch.from_pylist(extra, SCHEMA)]).combine_chunks().to_batches()[0]
+        )
 
     @staticmethod
     def tensorless(event: Ints, rows: Ints) -> Ints:
@@ -280,8 +293,8 @@ class Converter:
         for label in np.unique(labels).tolist():
             if label not in self.owners and self.labels[label][1]:
                 self.owners[label] = self.labels[label][1][-1][2].rpartition(".")[0]
-        return pa.array([self.owners.get(x) if is_one else None for x, is_one in zip(labels.tolist(), accumulates.tolist(), strict=True)],
-                        pa.utf8())  # fmt: skip
+        owners = [self.owners.get(label) for label in labels.tolist()]
+        return pa.array(owners, pa.utf8(), mask=~accumulates)
 
     def names(self, label: Ints, geometry: Ints, seen: npt.NDArray[np.bool_]) -> pa.Array:
         """A name belongs to the tensor with its own place in the memory and shape, not to every view of it."""
@@ -324,7 +337,9 @@ class Converter:
                 columns[name] = pa.array(column, mask=~(measured | empty))
         return columns
 
-    def count(self, batch: pa.RecordBatch, event: Ints, slot: Ints, seen: npt.NDArray[np.bool_], columns: dict[str, Any]) -> None:
+    def count(
+        self, batch: pa.RecordBatch, event: Ints, slot: Ints, seen: npt.NDArray[np.bool_], columns: dict[str, Any]
+    ) -> None:
         """Keep the tally."""
         tally = self.tally
         tally.events += len(event)

@@ -46,7 +46,7 @@ def digest_by_torch(tensor: Tensor, size: int) -> int:
     """
     with kernels_only():
         flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-        flat = flat.set_(tensor.untyped_storage(), tensor.storage_offset() * tensor.element_size(), (size,))
+        flat = flat.set_(tensor.untyped_storage(), int(tensor.storage_offset()) * tensor.element_size(), (size,), (1,))
         total = 0
         for start in range(0, size, PIECE):
             piece = flat[start : start + PIECE].to(torch.int64) + 1

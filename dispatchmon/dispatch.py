@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from dispatchmon.module_tracker import FOREIGN_KEY, ModuleTracker
-from dispatchmon.operators import COMPOSITE, FLAGGED, HIGHER_ORDER, MAY_LIE, NO_OPERATOR, UNCOUNTED, Plan, Plans
+from dispatchmon.operators import COMPOSITE, FLAGGED, HIGHER_ORDER, MAY_LIE, NO_OPERATOR, UNCOUNTED, WAIT, Plan, Plans
 from dispatchmon.records import ACCUMULATE, CALLBACK, EVENT, FOREIGN, LIVE, PASSED_ON, RAISED, RECOMPUTED, ROW
 from dispatchmon.sources import Sources
 from dispatchmon.torch_internals import (
@@ -50,9 +50,15 @@ class RecordingMode(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(
-        self, plans: Plans, values: Values, tracker: ModuleTracker, sources: Sources | None, phases: frozenset[str], flush: Any
+        self,
+        plans: Plans,
+        values: Values,
+        tracker: ModuleTracker,
+        sources: Sources | None,
+        phases: frozenset[str],
+        flush: Any,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.plans, self.values, self.tracker, self.sources, self.flush = plans, values, tracker, sources, flush
         self.events = bytearray()
         self.add_event = self.events.extend
@@ -134,11 +140,21 @@ class RecordingMode(TorchDispatchMode):
         return event, arguments, context, number, node, source
 
     def after(
-        self, plan: Plan, pending: Pending, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, start: int, duration: int
+        self,
+        plan: Plan,
+        pending: Pending,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None,
+        result: Any,
+        start: int,
+        duration: int,
     ) -> None:
         """Rows of the tensors that were written and that came out; the event."""
         values, event = self.values, pending[0]
-        see = values.see_unready if plan.unready else values.see
+        see = values.see
+        if plan.unready:
+            asked = values.measuring, values.reason
+            values.measuring, values.reason = False, plan.unready
         for position, name, argument in plan.writes:
             tensor = args[position] if position < len(args) else kwargs.get(name) if kwargs else None
             if isinstance(tensor, Tensor):
@@ -163,6 +179,8 @@ class RecordingMode(TorchDispatchMode):
                         see(tensor, argument, event)
                     elif isinstance(tensor, (list, tuple)):
                         values.see_all(tensor, argument, event)
+        if plan.unready:
+            values.measuring, values.reason = asked
         self.ended(plan, pending, start, duration)
 
     def ended(self, plan: Plan, pending: Pending, start: int, duration: int) -> None:
@@ -236,6 +254,8 @@ class RecordingMode(TorchDispatchMode):
             raise
         duration = perf_counter_ns() - start
         self.nested -= 1
+        if plan.special == WAIT:
+            self.values.arrived(args[0])
         if lie is not None:
             plan = self.found_lie(plan, func, lie, pending)
         if plan.special == HIGHER_ORDER:
@@ -269,7 +289,9 @@ class RecordingMode(TorchDispatchMode):
     # ------------------------------------------------------------------------------------------------- lying schemas
     def expect_lie(self, args: Any, kwargs: Any, end: int, pending: Pending) -> list[tuple[Tensor, int]]:
         """Version counters before a custom operator that declares no write."""
-        return [(t, -1 if t.is_inference() else t._version) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        return [
+            (t, -1 if t.is_inference() else t._version) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)
+        ]
 
     def found_lie(self, plan: Plan, func: Any, before: list[tuple[Tensor, int]], pending: Pending) -> Plan:
         """If a version counter moved all the same: mark the rows of the event, and make its values stale."""
@@ -286,7 +308,9 @@ class RecordingMode(TorchDispatchMode):
             if value >> 32 in serials:
                 before_number, after_number = self.plans.lied_about(func, argument)
                 ROW.pack_into(rows, at, event, before_number, geometry, value, label, slot)
-                tensor = next(t for t in moved if (tag := self.values.tag_of(t)) is not None and tag[0] >> 32 == value >> 32)
+                tensor = next(
+                    t for t in moved if (tag := self.values.tag_of(t)) is not None and tag[0] >> 32 == value >> 32
+                )
                 written.append((tensor, after_number))
             at -= ROW.size
         for tensor in moved:
@@ -294,5 +318,3 @@ class RecordingMode(TorchDispatchMode):
         for tensor, argument in reversed(written):
             self.values.see(tensor, argument, pending[0])
         return plan._replace(operator=self.plans.liar(func)[0])
-
-

@@ -30,7 +30,7 @@ from dispatchmon.sink import Sink
 from dispatchmon.sources import Sources
 from dispatchmon.statistics import Statistics
 from dispatchmon.tables import Tables
-from dispatchmon.torch_internals import current_dispatch_mode
+from dispatchmon.torch_internals import DisableTorchFunction, current_dispatch_mode
 from dispatchmon.values import Values
 
 BATCH_ROWS = 1 << 15
@@ -92,12 +92,22 @@ class DispatchMonitor:
         quiet: bool = False,
     ) -> None:
         if model is not None and not isinstance(model, nn.Module):
-            hint = "; is it the path? write DispatchMonitor(model, path)" if isinstance(model, (str, os.PathLike)) else ""
+            hint = (
+                "; is it the path? write DispatchMonitor(model, path)" if isinstance(model, (str, os.PathLike)) else ""
+            )
             raise SettingError(f"model is a {type(model).__name__}, not a torch.nn.Module{hint}")
         names = None if model is None else [name for name, _ in model.named_modules(remove_duplicate=False)]
         self.settings: Settings = checked(
-            record=record, stats=stats, steps=steps, modules=modules, ops=ops, phases=phases, source=source,
-            compiled=compiled, verify_values=verify_values, names=names,
+            record=record,
+            stats=stats,
+            steps=steps,
+            modules=modules,
+            ops=ops,
+            phases=phases,
+            source=source,
+            compiled=compiled,
+            verify_values=verify_values,
+            names=names,
         )
         self.requested, self.overwrite, self.quiet = path, overwrite, quiet
         self.path: Path | None = None
@@ -129,12 +139,15 @@ class DispatchMonitor:
         self._entered += 1
         self.error = None
         model = None if self._model is None else self._model()
-        self._recording = _Recording(self, model, self.path, rank, world_size)
-        OPEN.append(self)
-        self._recording.open()
+        with DisableTorchFunction():
+            self._recording = _Recording(self, model, self.path, rank, world_size)
+            OPEN.append(self)
+            self._recording.open()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         recording, self._recording = self._recording, None
         if self in OPEN:
             OPEN.remove(self)
@@ -145,7 +158,9 @@ class DispatchMonitor:
 class _Recording:
     """One stretch from entering a monitor to leaving it."""
 
-    def __init__(self, monitor: DispatchMonitor, model: nn.Module | None, path: Path, rank: int, world_size: int) -> None:
+    def __init__(
+        self, monitor: DispatchMonitor, model: nn.Module | None, path: Path, rank: int, world_size: int
+    ) -> None:
         settings = monitor.settings
         self.monitor, self.settings, self.model, self.path = monitor, settings, model, path
         self.pid = os.getpid()
@@ -159,7 +174,9 @@ class _Recording:
         self.tracker.unseen_writes = self.values.new_epoch
         self.sources = Sources(self.tables.sources) if settings.source else None
         self.plans = Plans(self.tables.operators, self.tables.arguments, self.tables.literals, settings.ops)
-        self.mode = RecordingMode(self.plans, self.values, self.tracker, self.sources, frozenset(settings.phases), self.flush)
+        self.mode = RecordingMode(
+            self.plans, self.values, self.tracker, self.sources, frozenset(settings.phases), self.flush
+        )
         self.mode.full = BATCH_ROWS * ROW.size
         self.pushed = False
         self.pauses = 0
@@ -184,10 +201,8 @@ class _Recording:
             "rank": rank,
             "world_size": world_size,
             "model": None if model is None else type(model).__name__,
-            "modules": [] if model is None else [{"name": n, "class": type(m).__name__} for n, m in model.named_modules(remove_duplicate=False)],
-            "parameters": [] if model is None else [
-                {"name": n, "shape": list(p.shape) if not isinstance(p, nn.parameter.UninitializedParameter) else None,
-                 "dtype": str(p.dtype).removeprefix("torch.")} for n, p in model.named_parameters(remove_duplicate=False)],
+            "modules": [] if model is None else described_modules(model),
+            "parameters": [] if model is None else described_parameters(model),
             "settings": self.settings.described(),
             "statistics_backend": None if self.statistics is None else self.statistics.backend,
             "threads": torch.get_num_threads(),
@@ -245,13 +260,11 @@ class _Recording:
     def closing_line(self, steps: int) -> str:
         tally = self.sink.converter.tally
         size = self.path.stat().st_size if self.path.exists() else 0
-        bad = tally.first_nonfinite
-        stands_out = "no NaN or Inf" if bad is None else (
-            f"first {'NaN' if bad['nan'] else 'Inf'} in {bad['op']}" + (f" in {bad['module']}" if bad["module"] else "") + f", step {bad['step']}")  # fmt: skip
+        stands_out = "no NaN or Inf" if tally.first_nonfinite is None else first_nonfinite(tally.first_nonfinite)
         if tally.undeclared:
             stands_out = f"{plural(tally.undeclared, 'undeclared write')}, {stands_out}"
         return (
-            f"dispatchmon: {tally.events:,} operators in {plural(steps, 'step')} to {self.path} ({size / 1e6:.1f} MB), "
+            f"dispatchmon: {spaced(tally.events)} operators in {plural(steps, 'step')} to {self.path} ({size / 1e6:.1f} MB), "
             f"{plural(tally.writes, 'in-place write')}, {stands_out}. Next: dispatchmon summarize {self.path}"
         )
 
@@ -260,7 +273,11 @@ class _Recording:
         if self.sink.error is not None and not self.warned:
             self.warned = self.mode.idle = True
             self.monitor.error = self.sink.error
-            warnings.warn(f"dispatchmon stopped recording: {self.path} cannot be written: {self.sink.error}", RuntimeWarning, stacklevel=4)
+            warnings.warn(
+                f"dispatchmon stopped recording: {self.path} cannot be written: {self.sink.error}",
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
     # ------------------------------------------------------------------------------------------------- batches
     def flush(self) -> None:
@@ -269,7 +286,9 @@ class _Recording:
         if self.mode.events:
             digests, undeclared = self.values.take_digests()
             numbered = [(self.mode.event_of(), *found) for found in undeclared]
-            self.sink.put(Batch(bytes(self.mode.events), bytes(self.values.rows), blocks, self.tables.take(), digests, numbered))
+            self.sink.put(
+                Batch(bytes(self.mode.events), bytes(self.values.rows), blocks, self.tables.take(), digests, numbered)
+            )
         self.mode.events.clear()
         self.values.rows.clear()
         if self.statistics is not None:
@@ -301,7 +320,7 @@ class _Recording:
         self.mode.idle = self.tracker.paused = False
         wrap_while_needed()
         if not self.pushed:
-            self.mode.__enter__()
+            self.mode.__enter__()  # type: ignore[no-untyped-call]
             self.pushed = True
 
     def pause(self) -> None:
@@ -316,21 +335,28 @@ class _Recording:
     # ------------------------------------------------------------------------------------------------- names
     def optimizer_runs(self, optimizer: Optimizer, after: bool) -> None:
         """Name gradients before an optimizer steps, and its new states after."""
-        if self.mode.idle:
-            return
-        if not after:
-            self.rows_before_step = len(self.values.rows)
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    if (name := self.name_of(parameter)) is not None and parameter.grad is not None:
-                        self.values.name(parameter.grad, name + ".grad")
-            return
+        if not self.mode.idle:
+            with DisableTorchFunction():
+                self.name_gradients(optimizer) if not after else self.name_states(optimizer)
+
+    def name_gradients(self, optimizer: Optimizer) -> None:
+        self.rows_before_step = len(self.values.rows)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if (name := self.name_of(parameter)) is not None and parameter.grad is not None:
+                    self.values.name(parameter.grad, name + ".grad")
+
+    def name_states(self, optimizer: Optimizer) -> None:
         if self.states.get(optimizer) == len(optimizer.state):
             return
         self.states[optimizer] = len(optimizer.state)
         named = []
         for parameter, state in optimizer.state.items():
-            if isinstance(parameter, torch.Tensor) and isinstance(state, dict) and (name := self.name_of(parameter)) is not None:
+            if (
+                isinstance(parameter, torch.Tensor)
+                and isinstance(state, dict)
+                and (name := self.name_of(parameter)) is not None
+            ):
                 for key, value in state.items():
                     if isinstance(value, torch.Tensor):
                         self.values.name(value, f"{name}.{key}")
@@ -345,8 +371,38 @@ class _Recording:
         return known[2]
 
 
+def described_modules(model: nn.Module) -> list[dict[str, Any]]:
+    """The modules of a model, for the metadata of the trace."""
+    return [{"name": n, "class": type(m).__name__} for n, m in model.named_modules(remove_duplicate=False)]
+
+
+def described_parameters(model: nn.Module) -> list[dict[str, Any]]:
+    """Its parameters; a lazy one has no shape yet."""
+    lazy = nn.parameter.UninitializedParameter
+    return [
+        {
+            "name": n,
+            "shape": None if isinstance(p, lazy) else list(p.shape),
+            "dtype": str(p.dtype).removeprefix("torch."),
+        }
+        for n, p in model.named_parameters(remove_duplicate=False)
+    ]
+
+
+def first_nonfinite(row: dict[str, Any]) -> str:
+    """Where the first NaN or Inf was seen, in a few words."""
+    where = f" in {row['module']}" if row["module"] else ""
+    return f"first {'NaN' if row['nan'] else 'Inf'} in {row['op']}{where}, step {row['step']}"
+
+
 def plural(n: int, what: str) -> str:
-    return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"
+    """`1 step`, `12 345 steps`."""
+    return f"{spaced(n)} {what}" if n == 1 else f"{spaced(n)} {what}s"
+
+
+def spaced(n: int) -> str:
+    """12 345"""
+    return f"{n:,}".replace(",", " ")
 
 
 def rank_of() -> tuple[int, int]:
@@ -356,7 +412,9 @@ def rank_of() -> tuple[int, int]:
     return int(os.environ.get("RANK", "0") or 0), int(os.environ.get("WORLD_SIZE", "1") or 1)
 
 
-def free_path(requested: str | os.PathLike[str] | None, rank: int, world_size: int, overwrite: bool, again: bool) -> Path:
+def free_path(
+    requested: str | os.PathLike[str] | None, rank: int, world_size: int, overwrite: bool, again: bool
+) -> Path:
     """
     The file to write.
 

@@ -127,7 +127,9 @@ class ModuleTracker:
         for key, (module, names) in found.items():
             known = self.known.get(key)
             if known is None or known.module() is not module or known.names != names:
-                self.known[key] = Known(module, names, [self.number(n) for n in names], [self.matches(n) for n in names])
+                self.known[key] = Known(
+                    module, names, [self.number(n) for n in names], [self.matches(n) for n in names]
+                )
 
     def number(self, name: str) -> int:
         if name not in self.numbers:
@@ -243,7 +245,7 @@ class ModuleTracker:
         context = self.foreign_path.pop()
         pending = [t.grad_fn for t in tree_leaves(output) if isinstance(t, torch.Tensor)]
         while pending:
-            node = pending.pop()
+            node: Any = pending.pop()
             if node is not None and FOREIGN_KEY not in node.metadata and node._sequence_nr() != NOT_NUMBERED:
                 node.metadata[FOREIGN_KEY] = context
                 pending += [following for following, _ in node.next_functions]
@@ -262,7 +264,7 @@ class ModuleTracker:
 
     # ------------------------------------------------------------------------------------------------- optimizers
     def optimizer_pre_hook(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if threading.get_ident() != self.thread:
+        if is_compiling() or threading.get_ident() != self.thread:
             return
         self.optimizing += 1
         if self.optimizing > 1:  # an optimizer that wraps another
@@ -275,7 +277,7 @@ class ModuleTracker:
         self.enter_place(0, -1, OPTIMIZER, not self.filtered)
 
     def optimizer_post_hook(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if threading.get_ident() != self.thread or not self.optimizing:
+        if is_compiling() or threading.get_ident() != self.thread or not self.optimizing:
             return
         self.optimizing -= 1
         if self.optimizing:
@@ -349,7 +351,9 @@ def wrap_module_call() -> None:
         try:
             for tracker, _ in entered:
                 tracker.forward_pre_hook(self, args, kwargs)
-            if plain and self._compiled_call_impl is None:  # what the original does, without its frame: deep models stay callable
+            if (
+                plain and self._compiled_call_impl is None
+            ):  # what the original does, without its frame: deep models stay callable
                 output = self._call_impl(*args, **kwargs)
             else:
                 output = original(self, *args, **kwargs)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from dispatchmon.records import IN_FLIGHT, UNREADY, UNTIL_WAIT
 from dispatchmon.tables import Table
 from dispatchmon.torch_internals import moves_version_counters
 
@@ -76,14 +77,16 @@ _METADATA_ONLY = ("aten::set_", "aten::set_data", "aten::retain_grad", "aten::re
 _OWN_NAMESPACES = ("aten", "prim", "prims", "c10d", "_c10d_functional", "_c10d_functional_autograd", "quantized")
 
 # Why a plan needs more than the plain road; 0 is the plain road.
-PLAIN, HIGHER_ORDER, FLAGGED, UNCOUNTED, MAY_LIE, COMPOSITE, NO_OPERATOR = range(7)
+PLAIN, HIGHER_ORDER, FLAGGED, UNCOUNTED, MAY_LIE, COMPOSITE, NO_OPERATOR, WAIT = range(8)
 
 
 class Plan(NamedTuple):
     """What the handler needs to know of one operator overload."""
 
     operator: int  # number in the table of operators
-    by_position: tuple[Any, ...]  # argument number of each positional tensor argument; Elements of a list; None: no tensor
+    by_position: tuple[
+        Any, ...
+    ]  # argument number of each positional tensor argument; Elements of a list; None: no tensor
     by_name: dict[str, Any]  # the same, by name
     writes: tuple[tuple[int, str, Any], ...]  # position, name, argument number of the state after
     outputs: tuple[Any, ...]  # argument number of each result that is not a written argument
@@ -92,7 +95,7 @@ class Plan(NamedTuple):
     special: int  # PLAIN, or why it is not
     moves_values: bool  # its writes change memory, not only what a tensor shows
     measured: bool  # `ops` asks for its statistics
-    unready: bool  # its results are not there yet when it returns: unwritten memory, a collective in flight
+    unready: int  # why its results mean nothing yet when it returns (UNREADY, IN_FLIGHT); 0 if they do
 
 
 class Elements:
@@ -193,6 +196,15 @@ def plain(value: Any) -> Any:
     return type(value).__name__
 
 
+def readiness(name: str, namespace: str) -> int:
+    """Why the results of an operator mean nothing yet when it returns; 0 if they do."""
+    if name in UNWRITTEN:
+        return UNREADY
+    if namespace == "c10d":
+        return IN_FLIGHT
+    return UNTIL_WAIT if "c10d" in namespace and not name.endswith("wait_tensor") else 0
+
+
 def mutation_of(schema: Any, declared: bool, undeclared: bool) -> str:
     """The trace's word for what an operator writes."""
     if not declared:
@@ -254,7 +266,9 @@ class Plans(dict[Any, Plan]):
         results = Elements(lambda n: self.arguments.add(("output", n, False)), "out")
         number = self.operators.add((name, "none"))
         nothing = Arguments(self.literals, (), (), frozenset())
-        return Plan(number, (everything,), {}, (), (results,), nothing, False, HIGHER_ORDER, False, self.measured(name), False)
+        return Plan(
+            number, (everything,), {}, (), (results,), nothing, False, HIGHER_ORDER, False, self.measured(name), 0
+        )
 
     def of_schema(self, func: Any, schema: Any, quiet: bool) -> Plan:
         hidden = UNDECLARED_WRITES.get(schema.name)
@@ -287,13 +301,15 @@ class Plans(dict[Any, Plan]):
             number, tuple(by_position), by_name, tuple(writes), outputs, arguments, bool(others),
             self.special(schema, namespace, hidden, quiet, declared),
             torch.Tag.inplace_view not in func.tags and schema.name not in _METADATA_ONLY,
-            self.measured(name), schema.name in UNWRITTEN or "c10d" in namespace and not name.endswith("wait_tensor.default"),
+            self.measured(name), readiness(schema.name, namespace),
         )  # fmt: skip
 
     @staticmethod
     def special(schema: Any, namespace: str, hidden: Undeclared | None, quiet: bool, declared: bool) -> int:
         if namespace == "profiler":  # record_function's marks
             return NO_OPERATOR
+        if schema.name.endswith("::wait_tensor"):
+            return WAIT
         if hidden is not None and hidden.flag is not None and not quiet:
             return FLAGGED
         if hidden is not None and hidden.flag is None or declared and is_uncounted(schema, namespace):
@@ -311,7 +327,9 @@ class Plans(dict[Any, Plan]):
         schema = func._schema
         flag = UNDECLARED_WRITES[schema.name].flag
         position = next(i for i, a in enumerate(schema.arguments) if a.name == flag)
-        value = args[position] if position < len(args) else kwargs.get(str(flag), schema.arguments[position].default_value)
+        value = (
+            args[position] if position < len(args) else kwargs.get(str(flag), schema.arguments[position].default_value)
+        )
         if value:
             return plan
         quiet = self.quiet.get(func)
@@ -320,7 +338,7 @@ class Plans(dict[Any, Plan]):
         return quiet
 
     def liar(self, func: Any) -> tuple[int, dict[int, tuple[int, int]]]:
-        """The operator number, and the argument numbers by those of its inputs, for calls that wrote what they did not declare."""
+        """The operator number, and the argument numbers by those of its inputs, of calls that wrote what is not declared."""
         known = self.lying.get(func)
         if known is None:
             known = self.lying[func] = (self.operators.add((str(func), "undeclared")), {})

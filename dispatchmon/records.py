@@ -37,7 +37,9 @@ NO_STORAGE = -1
 # The slot column. At least 0: a row of the statistics table. Below: why there is none.
 NOT_ASKED = -1  # by `stats`, `modules`, `ops`
 UNSUPPORTED = -2  # no statistics for this kind of tensor
-UNREADY = -3  # memory that nobody has written yet, or a collective in flight
+UNREADY = -3  # memory that nobody has written yet
 TABLE_FULL = -4  # more values in one batch than the table holds
 FAILED = -5  # the attempt raised
 EMPTY = -6  # no elements: counts are 0
+IN_FLIGHT = -7  # a collective may still be writing it; the next operator that uses it comes after the wait
+UNTIL_WAIT = -8  # the same, but only `wait_tensor` says when it has arrived

@@ -119,5 +119,7 @@ def step_range(pattern: str) -> tuple[int, int | None, int]:
         raise SettingError(f'steps is {pattern!r}: give "START:STOP:EVERY", as "0:100:10"; each may be left out')
     start, stop, every = numbers[0] or 0, numbers[1], numbers[2] if len(numbers) == 3 and numbers[2] is not None else 1
     if start < 0 or every < 1 or (stop is not None and stop <= start):
-        raise SettingError(f"steps is {pattern!r}: it selects no step; START is at least 0, STOP above START, EVERY at least 1")
+        raise SettingError(
+            f"steps is {pattern!r}: it selects no step; START is at least 0, STOP above START, EVERY at least 1"
+        )
     return start, stop, every

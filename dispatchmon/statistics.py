@@ -94,7 +94,9 @@ class Statistics:
 
     def __init__(self, slots: int, backend: str | None = None) -> None:
         self.slots = slots
-        self.backend = backend or os.environ.get("DISPATCHMON_STATISTICS") or ("native" if native is not None else "torch")
+        self.backend = (
+            backend or os.environ.get("DISPATCHMON_STATISTICS") or ("native" if native is not None else "torch")
+        )
         self.kernel = native.measure if self.backend == "native" else None
         self.threads = torch.get_num_threads()
         self.blocks: list[tuple[int, npt.NDArray[np.float64]]] = []
@@ -126,7 +128,11 @@ class Statistics:
             return UNSUPPORTED
         else:
             with kernels_only():
-                self.keep(slot, merged(pieces(tensor, layout.sizes, layout.strides, tensor.storage_offset())), layout.repeat)
+                self.keep(
+                    slot,
+                    merged(pieces(tensor, layout.sizes, layout.strides, int(tensor.storage_offset()))),
+                    layout.repeat,
+                )
         self.next = slot + 1
         return slot
 
@@ -145,7 +151,7 @@ class Statistics:
             sizes, strides = tuple(n for _, n in reversed(runs)), tuple(s for s, _ in reversed(runs))
             if 0 in stored.shape:
                 sizes = (0,)
-            self.keep(slot, merged(pieces(stored, sizes, strides, stored.storage_offset())), repeat)
+            self.keep(slot, merged(pieces(stored, sizes, strides, int(stored.storage_offset()))), repeat)
         self.next = slot + 1
         return slot
 
@@ -170,7 +176,9 @@ def stored_values(tensor: torch.Tensor) -> torch.Tensor | None:
     return tensor if tensor.layout == torch.strided else None
 
 
-def pieces(tensor: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Iterator[torch.Tensor]:
+def pieces(
+    tensor: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...], offset: int
+) -> Iterator[torch.Tensor]:
     """The elements in pieces of at most PIECE, as views."""
     if prod(sizes) <= PIECE:
         yield tensor.as_strided(sizes, strides, offset)
@@ -235,4 +243,3 @@ def totals(part: torch.Tensor) -> list[float]:
     norm = float(values.square().sum()) ** 0.5
     m2 = float((values - mean).square_().sum())
     return [float(n), low, high, mean / scale, m2 / scale / scale, norm / scale, nan, infinite, posinf, zero]
-

@@ -43,7 +43,8 @@ current_dispatch_mode: Callable[[], Any] = _python_dispatch._get_current_dispatc
 """The innermost dispatch mode of this thread, or None."""
 address_of: Callable[[torch.Tensor], int] = _C._data_address
 """Where a tensor's elements are; `data_ptr` would copy memory that is shared until it is written."""
-DisableTorchFunctionSubclass: type[AbstractContextManager[None]] = _C.DisableTorchFunctionSubclass
+DisableTorchFunction: type[AbstractContextManager[None]] = _C.DisableTorchFunction
+"""A block in which neither a subclass nor a mode sees what is asked of a tensor through `__torch_function__`."""
 
 _ABOVE_THE_KERNELS = (
     "Python", "PythonTLSSnapshot", "PythonDispatcher", "PreDispatch", "Functionalize", "ADInplaceOrView",
@@ -65,7 +66,8 @@ _ABOVE = _keys_above_the_kernels()
 
 def is_opaque(kind: type) -> bool:
     """Whether tensors of this class handle operators themselves; torch's own tracing does not, while a mode runs."""
-    return kind.__torch_dispatch__ is not plain_tensor_dispatch and not issubclass(kind, (FakeTensor, FunctionalTensor))
+    dispatch = kind.__torch_dispatch__  # type: ignore[attr-defined]
+    return dispatch is not plain_tensor_dispatch and not issubclass(kind, (FakeTensor, FunctionalTensor))
 
 
 def kernels_only() -> AbstractContextManager[None]:

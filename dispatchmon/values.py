@@ -26,13 +26,13 @@ from dispatchmon.records import (
     NOT_ASKED,
     ROW,
     ROW_FIELDS,
-    UNREADY,
     UNSUPPORTED,
+    UNTIL_WAIT,
     VERSION_BITS,
 )
 from dispatchmon.statistics import Layout, Statistics, layout_of, runs_of
 from dispatchmon.tables import Table, Tables
-from dispatchmon.torch_internals import DisableTorchFunctionSubclass, kernels_only
+from dispatchmon.torch_internals import DisableTorchFunction, kernels_only
 
 SERIALS = count(1)  # of storages, unique in the process
 EPOCHS = count(1)  # one per stretch of recording: what happened between two of them was not seen
@@ -68,7 +68,9 @@ class Geometries(dict[Any, tuple[int, int, Layout | None, bool]]):
         self.table = table
         self.memories: dict[Any, int] = {}
 
-    def __missing__(self, key: tuple[torch.Size, tuple[int, ...], int, torch.dtype]) -> tuple[int, int, Layout | None, bool]:
+    def __missing__(
+        self, key: tuple[torch.Size, tuple[int, ...], int, torch.dtype]
+    ) -> tuple[int, int, Layout | None, bool]:
         shape, stride, offset, dtype = key
         number = self.table.add((tuple(shape), tuple(stride), offset, dtype, shape.numel()))
         runs, repeat = runs_of(shape, stride)
@@ -102,7 +104,11 @@ class Labels:
         """The label of the same memory, in which a tensor has a name."""
         device, names = self.items[label]
         kept = tuple(n for n in names if n[:2] != (offset, shape))
-        return label if len(kept) < len(names) and (offset, shape, name) in names else self.number(device, (*kept, (offset, shape, name)))
+        return (
+            label
+            if len(kept) < len(names) and (offset, shape, name) in names
+            else self.number(device, (*kept, (offset, shape, name)))
+        )
 
     def name(self, label: int, offset: int, shape: tuple[int, ...]) -> str | None:
         return next((n for o, s, n in self.items[label][1] if (o, s) == (offset, shape)), None)
@@ -144,10 +150,12 @@ class Values:
         except Exception:  # sparse, mkldnn, nested, symbolic: no storage, no strides
             self.see_special(tensor, argument, event)
             return
-        if self.digests is not None and self.reason != UNREADY:
+        if self.digests is not None and self.reason == NOT_ASKED and tag[SLOT] != UNTIL_WAIT:
             self.verify(self.digests, tag, memory, tensor, event)
         if not self.measuring:
             slot = self.reason
+            if slot == UNTIL_WAIT:
+                tag[MEMORY], tag[SLOT] = -1, slot
         elif tag[MEMORY] == memory and tag[SLOT] >= self.statistics.floor and not self.careful:  # type: ignore[union-attr]
             slot = tag[SLOT]
         else:
@@ -182,15 +190,6 @@ class Values:
             elif isinstance(tensor, (list, tuple)):
                 self.see_all(tensor, numbers.inside(i), event)
 
-    def see_unready(self, tensor: Tensor, argument: int, event: int) -> None:
-        """The row of a tensor whose elements mean nothing yet: unwritten memory, a collective in flight."""
-        before = self.measuring, self.reason
-        self.measuring, self.reason = False, UNREADY
-        try:
-            self.see(tensor, argument, event)
-        finally:
-            self.measuring, self.reason = before
-
     def first_sight(self, storage: Any, tensor: Tensor, tag: list[Any] | None) -> list[Any]:
         """A new tag, or one from before a gap brought up to date."""
         if tag is not None and tag[OWNER] == self.owner:
@@ -208,6 +207,8 @@ class Values:
         assert statistics is not None
         if is_complex:
             self.careful = True
+        if tag[SLOT] == UNTIL_WAIT:
+            return UNTIL_WAIT
         try:
             if self.careful and tensor.is_neg():
                 return statistics.measure_values(tensor)  # not remembered: the memory holds the opposite
@@ -232,7 +233,7 @@ class Values:
         stride: Any = None
         offset: int | None = None
         label, slot = CPU, self.reason
-        with DisableTorchFunctionSubclass(), kernels_only():
+        with DisableTorchFunction(), kernels_only():
             try:
                 label = self.labels.number(str(tensor.device))
                 shape = plain(tensor.shape) if not tensor.is_nested else None
@@ -268,7 +269,13 @@ class Values:
         tag = self.tag_of(tensor)
         if tag is not None:
             tag[VALUE] += 1
-            tag[MEMORY], tag[SLOTS], tag[DIGESTS] = -1, None, None
+            tag[MEMORY], tag[SLOT], tag[SLOTS], tag[DIGESTS] = -1, -1, None, None
+
+    def arrived(self, tensor: Tensor) -> None:
+        """The collective that made this tensor is over."""
+        tag = self.tag_of(tensor)
+        if tag is not None:
+            tag[SLOT] = -1
 
     def written_all(self, tensors: Iterable[Any]) -> None:
         """The same for each tensor of a list, of lists."""
@@ -282,11 +289,13 @@ class Values:
         """From now on rows of this tensor carry a name."""
         tag = self.tag_of(tensor)
         if tag is not None:
-            tag[LABEL] = self.labels.named(tag[LABEL], tensor.storage_offset(), tuple(tensor.shape), name)
+            tag[LABEL] = self.labels.named(tag[LABEL], int(tensor.storage_offset()), tuple(tensor.shape), name)
 
     def rename_rows(self, tensors: list[Tensor], start: int) -> None:
         """Give rows that were added since `start` the names that these tensors have got meanwhile."""
-        labels = {tag[VALUE] >> VERSION_BITS: tag[LABEL] for tensor in tensors if (tag := self.tag_of(tensor)) is not None}
+        labels = {
+            tag[VALUE] >> VERSION_BITS: tag[LABEL] for tensor in tensors if (tag := self.tag_of(tensor)) is not None
+        }
         rows = np.frombuffer(self.rows, np.int64).reshape(-1, ROW_FIELDS)[start // ROW.size :]
         serials = rows[:, 3] >> VERSION_BITS
         for i in np.flatnonzero(np.isin(serials, list(labels))).tolist():
@@ -295,11 +304,10 @@ class Values:
     def name_of(self, tensor: Tensor) -> str | None:
         """The name of a tensor, if it has one."""
         tag = self.tag_of(tensor)
-        return None if tag is None else self.labels.name(tag[LABEL], tensor.storage_offset(), tuple(tensor.shape))
+        return None if tag is None else self.labels.name(tag[LABEL], int(tensor.storage_offset()), tuple(tensor.shape))
 
     def untag(self) -> None:
         """Take the tags off every storage that still lives."""
         for each in gc.get_objects():
             if type(each) is torch.UntypedStorage and hasattr(each, self.attribute):
                 delattr(each, self.attribute)
-

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from recorded import Row, rows_of
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
@@ -18,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from dispatchmon import DispatchMonitor
 from dispatchmon.dispatch import RecordingMode
+from recorded import Row, rows_of
 
 NOT_NUMBERED = 2**64 - 1
 
@@ -93,7 +93,12 @@ class Truth(TorchFunctionMode):
 
 
 def judged(
-    model: nn.Module, run: Callable[[nn.Module], Any], backward: Callable[[Any], None], path: Path, monkeypatch: Any, rearm: bool = False
+    model: nn.Module,
+    run: Callable[[nn.Module], Any],
+    backward: Callable[[Any], None],
+    path: Path,
+    monkeypatch: Any,
+    rearm: bool = False,
 ) -> tuple[list[Row], Truth]:
     """The rows of a forward and backward pass, and the truth about each event."""
     truth = Truth(model, rearm)
@@ -106,7 +111,10 @@ def judged(
 
     monkeypatch.setattr(RecordingMode, "before", spied)
     with DispatchMonitor(model, path, quiet=True) as monitor:
-        handles = [register_module_forward_pre_hook(truth.pre), register_module_forward_hook(truth.post, always_call=True)]
+        handles = [
+            register_module_forward_pre_hook(truth.pre),
+            register_module_forward_hook(truth.post, always_call=True),
+        ]
         try:
             with truth:
                 output = run(model)

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812 - the field's own name
-from attribution_truth import judged
-from recorded import events, only, record
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+
+from attribution_truth import judged
+from recorded import events, only, record
 
 
 class MLP(nn.Module):
@@ -306,6 +307,7 @@ def test_module_call_counts_the_calls_of_a_module_in_its_step() -> None:
 
 def test_a_module_registered_twice_carries_the_name_it_was_called_by() -> None:
     """Below its caller the path of the call decides."""
+
     class Two(nn.Module):
         def __init__(self):
             super().__init__()
@@ -351,6 +353,7 @@ def test_a_module_put_into_the_model_later_gets_its_name() -> None:
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_an_exception_in_forward_leaves_the_modules(error) -> None:
     """What follows an exception is outside the modules that it left."""
+
     class Fails(nn.Module):
         def forward(self, x):
             raise error
@@ -373,7 +376,10 @@ def test_recomputed_operators_are_recompute_in_their_module(reentrant) -> None:
     """A checkpoint's second run has phase `recompute`, its module, and the module call of the first run."""
     model = Checkpointed(reentrant)
     rows = record(lambda: model(of(4, 8).requires_grad_()).sum().backward(), model)
-    norms = [(e[0]["phase"], e[0]["module"], e[0]["module_call"]) for e in events(rows, op="aten.addmm.default", module="f.a")]
+    norms = [
+        (e[0]["phase"], e[0]["module"], e[0]["module_call"])
+        for e in events(rows, op="aten.addmm.default", module="f.a")
+    ]
     assert norms == [("forward", "f.a", 0), ("recompute", "f.a", 0)]
     assert {e[0]["forward_event"] for e in events(rows, phase="recompute")} == {None}
 
@@ -397,7 +403,11 @@ def test_gradient_accumulation_names_the_gradient_and_its_owner() -> None:
             model(of(4, 8)).sum().backward()
 
     rows = record(run, model)
-    named = [(e[-1]["op"], e[-1]["module"], e[-1]["name"]) for e in events(rows, phase="backward") if e[-1]["name"] and "grad" in e[-1]["name"]]
+    named = [
+        (e[-1]["op"], e[-1]["module"], e[-1]["name"])
+        for e in events(rows, phase="backward")
+        if e[-1]["name"] and "grad" in e[-1]["name"]
+    ]
     assert ("aten.detach.default", "1", "1.weight.grad") in named
     assert ("aten.add_.Tensor", "0", "0.bias.grad") in named
     assert all(module == name.rsplit(".", 2)[0] for _, module, name in named)

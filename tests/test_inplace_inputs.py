@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from recorded import events, numbers, only, record
 from torch import nn
+
+from recorded import events, numbers, only, record
 
 
 def linear_relu(inplace: bool) -> nn.Module:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from recorded import events, record
 from torch import nn
 
 from dispatchmon import DispatchMonitor, MonitorStateError, SettingError, TraceExistsError
+from recorded import events, record
 
 MODEL = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
 
@@ -58,7 +58,12 @@ def test_default_path_never_collides(tmp_path: Path, monkeypatch) -> None:
     for _ in range(2):
         with again:
             pass
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["again-2.arrow", "again.arrow", "trace-2.arrow", "trace.arrow"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "again-2.arrow",
+        "again.arrow",
+        "trace-2.arrow",
+        "trace.arrow",
+    ]
 
 
 def test_monitor_used_out_of_turn(tmp_path: Path) -> None:
@@ -66,7 +71,10 @@ def test_monitor_used_out_of_turn(tmp_path: Path) -> None:
     monitor = DispatchMonitor(MODEL, tmp_path / "t.arrow", quiet=True)
     with pytest.raises(MonitorStateError, match=r"^step\(\) was called outside the monitor's with block$"):
         monitor.step()
-    with monitor, pytest.raises(MonitorStateError, match="^this monitor is open already; make another one to nest them$"):
+    with (
+        monitor,
+        pytest.raises(MonitorStateError, match="^this monitor is open already; make another one to nest them$"),
+    ):
         monitor.__enter__()
     with pytest.raises(MonitorStateError):
         monitor.step()
@@ -76,7 +84,12 @@ def test_an_unwritable_place_warns_once_and_training_goes_on(tmp_path: Path) -> 
     """The cause is in the warning and in `monitor.error`; the model ran."""
     (tmp_path / "file").write_text("")
     monitor = DispatchMonitor(MODEL, tmp_path / "file" / "trace.arrow", quiet=True)
-    with pytest.warns(RuntimeWarning, match="dispatchmon stopped recording: .*trace.arrow cannot be written: ") as caught, monitor:
+    with (
+        pytest.warns(
+            RuntimeWarning, match="dispatchmon stopped recording: .*trace.arrow cannot be written: "
+        ) as caught,
+        monitor,
+    ):
         result = MODEL(torch.ones(1, 2))
     assert len(caught) == 1
     assert result.shape == (1, 2)
@@ -102,7 +115,9 @@ def test_structure_only_has_rows_and_no_numbers() -> None:
     """`stats=()` records shapes and identity and computes nothing."""
     rows = record(lambda: MODEL(torch.ones(1, 2)), MODEL, stats=())
     assert [r["shape"] for e in events(rows, op="aten.relu.default") for r in e] == [[1, 2], [1, 2]]
-    assert all(r[s] is None for r in rows for s in ("min", "max", "mean", "std", "norm", "nan", "inf", "posinf", "zero"))
+    assert all(
+        r[s] is None for r in rows for s in ("min", "max", "mean", "std", "norm", "nan", "inf", "posinf", "zero")
+    )
 
 
 def test_chosen_statistics_only() -> None:
@@ -123,6 +138,7 @@ def test_module_filter_takes_statistics_only_there() -> None:
 
 def test_op_filter_takes_statistics_only_of_these_and_still_counts_writes() -> None:
     """A write by an operator outside the filter is a new version, and the value read next is measured anew."""
+
     def run() -> None:
         x = torch.tensor([1.0, 2.0])
         x.exp()

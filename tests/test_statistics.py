@@ -12,9 +12,20 @@ from dispatchmon import statistics as s
 
 BACKENDS = [
     "torch",
-    pytest.param("native", marks=pytest.mark.skipif(s.native is None, reason="the package was built without a compiler")),
+    pytest.param(
+        "native", marks=pytest.mark.skipif(s.native is None, reason="the package was built without a compiler")
+    ),
 ]
-FLOATS = ["float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"]
+FLOATS = [
+    "float32",
+    "float64",
+    "float16",
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e4m3fnuz",
+    "float8_e5m2fnuz",
+]
 INTEGERS = ["int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64", "bool"]
 
 
@@ -44,15 +55,28 @@ def reference(tensor: torch.Tensor) -> list[float]:
     if not len(finite):
         return [0, math.inf, -math.inf, 0, 0, 0, *counts]
     mean = finite.mean()
-    return [len(finite), finite.min(), finite.max(), mean, ((finite - mean) ** 2).sum(), np.sqrt((finite**2).sum()), *counts]
+    return [
+        len(finite),
+        finite.min(),
+        finite.max(),
+        mean,
+        ((finite - mean) ** 2).sum(),
+        np.sqrt((finite**2).sum()),
+        *counts,
+    ]
 
 
 def check(tensor: torch.Tensor, backend: str) -> None:
     """Counts and extremes exactly (magnitudes of complex numbers to the last bit but one); sums within 1e-6 of the sum of magnitudes."""
     got, true = measured(tensor, backend), [float(x) for x in reference(tensor)]
-    assert [got[i] for i in (s.COUNT, s.NAN, s.INF, s.POSINF, s.ZERO)] == [true[i] for i in (s.COUNT, s.NAN, s.INF, s.POSINF, s.ZERO)]
+    assert [got[i] for i in (s.COUNT, s.NAN, s.INF, s.POSINF, s.ZERO)] == [
+        true[i] for i in (s.COUNT, s.NAN, s.INF, s.POSINF, s.ZERO)
+    ]
     if tensor.dtype.is_complex:  # magnitudes are rounded
-        assert (got[s.MIN], got[s.MAX]) == (pytest.approx(true[s.MIN], rel=1e-15), pytest.approx(true[s.MAX], rel=1e-15))
+        assert (got[s.MIN], got[s.MAX]) == (
+            pytest.approx(true[s.MIN], rel=1e-15),
+            pytest.approx(true[s.MAX], rel=1e-15),
+        )
     else:
         assert (got[s.MIN], got[s.MAX]) == (true[s.MIN], true[s.MAX])
     if true[s.COUNT]:

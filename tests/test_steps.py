@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from recorded import Row, events, record, rows_of
 from torch import nn
 
 from dispatchmon import DispatchMonitor
+from recorded import Row, events, record, rows_of
 
 
 def model_and_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -32,7 +32,11 @@ def test_a_step_ends_when_the_optimizer_has_stepped() -> None:
 
     rows = record(run, model)
     assert places(rows, "aten.relu.default") == [(0, 0, "forward"), (1, 0, "forward"), (2, 0, "forward")]
-    assert places(rows, "aten.threshold_backward.default") == [(0, 0, "backward"), (1, 0, "backward"), (2, 0, "backward")]
+    assert places(rows, "aten.threshold_backward.default") == [
+        (0, 0, "backward"),
+        (1, 0, "backward"),
+        (2, 0, "backward"),
+    ]
     assert places(rows, "aten._foreach_add_.List") == [(0, 0, "optimizer"), (1, 0, "optimizer"), (2, 0, "optimizer")]
 
 
@@ -115,12 +119,15 @@ def test_a_closure_runs_forward_and_backward_inside_the_optimizer() -> None:
     rows = record(run, model)
     assert {p[2] for p in places(rows, "aten.addmm.default")} == {"forward"}
     assert {p[2] for p in places(rows, "aten.mean.default")} == {"forward"}
-    assert "optimizer" in {p[2] for p in places(rows, "aten.dot.default")} | {p[2] for p in places(rows, "aten.abs.default")}
+    assert "optimizer" in {p[2] for p in places(rows, "aten.dot.default")} | {
+        p[2] for p in places(rows, "aten.abs.default")
+    }
     assert {p[0] for p in places(rows, "aten.addmm.default")} == {0, 1}
 
 
 def test_an_exception_inside_step_leaves_the_optimizer_phase() -> None:
     """Torch calls no hook when `step` raises; the next operator is not the optimizer's, and the step is not over."""
+
     class Failing(torch.optim.SGD):
         fail = True
 
@@ -162,7 +169,9 @@ def test_step_pattern_records_these_steps_only_and_knows_what_changed_meanwhile(
 
     rows = record(run, model, steps="1::3")
     assert {r["step"] for r in rows} == {1, 4}
-    inputs = [e[0] for e in events(rows, op="aten.t.default") if e[0]["name"] == "weight" and e[0]["phase"] == "forward"]
+    inputs = [
+        e[0] for e in events(rows, op="aten.t.default") if e[0]["name"] == "weight" and e[0]["phase"] == "forward"
+    ]
     assert [r["max"] for r in inputs] == [truth[1], truth[4]]
     assert inputs[1]["version"] > inputs[0]["version"]
     assert {r["step"] for r in record(run, model, steps=lambda step: step == 2)} == {2}

@@ -146,6 +146,7 @@ def test_composite_call_keeps_the_bits_of_inference_mode() -> None:
 
 def test_an_optimizer_that_was_made_is_noticed() -> None:
     """Constructing an optimizer hooks `step` of its class."""
+
     class Mine(torch.optim.SGD):
         def step(self, closure=None):  # type: ignore[no-untyped-def]
             return None
@@ -166,7 +167,9 @@ def test_a_pre_hook_of_an_optimizer_is_called_by_the_frame_that_steps() -> None:
     optimizer = torch.optim.SGD([x], lr=0.1, foreach=False)
     x.grad = torch.ones(1)
     try:
-        with Inside(lambda func: func.namespace == "profiler" or internals.runs_below(sys._getframe(), codes[0])) as mode:
+        with Inside(
+            lambda func: func.namespace == "profiler" or internals.runs_below(sys._getframe(), codes[0])
+        ) as mode:
             optimizer.step()
     finally:
         handle.remove()
@@ -176,6 +179,7 @@ def test_a_pre_hook_of_an_optimizer_is_called_by_the_frame_that_steps() -> None:
 
 def test_plain_subclasses_do_not_override_dispatch() -> None:
     """Parameter and an ordinary subclass carry the disabled implementation; a wrapper subclass does not."""
+
     class Ordinary(torch.Tensor):
         pass
 

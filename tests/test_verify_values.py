@@ -6,10 +6,10 @@ import ctypes
 
 import pytest
 import torch
-from recorded import events, record
 from torch import nn
 
 from dispatchmon.digests import digest, digest_by_torch, extent
+from recorded import events, record
 
 
 def through_numpy(x: torch.Tensor) -> None:
@@ -92,7 +92,10 @@ def test_training_as_it_should_be_raises_no_alarm() -> None:
     """Declared writes, views, optimizers (fused and foreach), running statistics, dropout: nothing is undeclared."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True), nn.Dropout(0.5), nn.Linear(8, 2))
-    optimizers = [torch.optim.AdamW(model.parameters(), **kind) for kind in ({"fused": True}, {"foreach": True}, {"foreach": False})]
+    optimizers = [
+        torch.optim.AdamW(model.parameters(), **kind)
+        for kind in ({"fused": True}, {"foreach": True}, {"foreach": False})
+    ]
 
     def run() -> None:
         for optimizer in optimizers:

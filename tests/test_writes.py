@@ -6,8 +6,9 @@ import json
 
 import pytest
 import torch
-from recorded import events, only, record
 from torch import nn
+
+from recorded import events, only, record
 
 
 def test_foreach_lists_have_a_row_for_each_tensor_before_and_after() -> None:
@@ -49,7 +50,12 @@ def test_fused_adamw_writes_parameters_and_states() -> None:
         assert weight["input"]["name"] == weight["output"]["name"] == "weight"
         assert (weight["input"]["min"], weight["output"]["min"]) == (old.min().item(), new.min().item())
         assert weight["output"]["version"] > weight["input"]["version"]
-    assert {r["arg"].split("[")[0] for r in second if r["role"] == "output"} == {"self", "grads", "exp_avgs", "exp_avg_sqs"}
+    assert {r["arg"].split("[")[0] for r in second if r["role"] == "output"} == {
+        "self",
+        "grads",
+        "exp_avgs",
+        "exp_avg_sqs",
+    }
     names = {r["arg"]: r["name"] for r in second if r["role"] == "input"}
     assert names["grads[0]"] == "weight.grad"
     assert names["exp_avgs[1]"] == "bias.exp_avg"
@@ -117,6 +123,7 @@ def test_an_event_without_tensors_has_one_row() -> None:
 
 def test_an_operator_that_raises_leaves_its_inputs_and_no_duration() -> None:
     """The rows of what went in are there, marked by a null duration."""
+
     def run() -> None:
         with pytest.raises(RuntimeError):
             torch.ones(1).expand(3).add_(torch.arange(3.0))

@@ -1,0 +1,62 @@
+# `make help` lists the targets. Each needs Python 3.11 and nothing else: what is missing is installed into .venv.
+# The tests and the demo use the built wheel, never this checkout; only what changed is made again.
+
+PYTHON ?= $(or $(shell command -v python3.11),python3)
+WORKERS ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
+SOURCES := pyproject.toml setup.py MANIFEST.in README.md LICENSE \
+           $(shell find dispatchmon cli -name '*.py' -o -name '*.c' -o -name '*.pyi' -o -name 'py.typed' -o -type d ! -name __pycache__)
+
+# No current directory on sys.path: `import dispatchmon` finds the installed wheel.
+export PYTHONSAFEPATH := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench docs clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+demo: $(VENV)/.wheel ## train a small network under the monitor and summarize its trace
+	@$(BIN)/python examples/train_digits.py
+	@echo
+	$(BIN)/dispatchmon summarize digits.arrow
+
+test: lint ## lint, check types, and test the built wheel
+	@echo '[test] pytest'
+	@DISPATCHMON_TEST_INSTALLED=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+lint: $(VENV)/.wheel ## ruff and mypy --strict
+	@echo '[lint] ruff'
+	@$(BIN)/ruff check --quiet --output-format concise
+	@echo '[lint] mypy --strict'
+	@$(BIN)/mypy
+
+bench: $(VENV)/.wheel ## measure what monitoring costs
+	@for script in $(wildcard benchmarks/*.py); do echo "[bench] $$script"; $(BIN)/python "$$script" || exit 1; done
+
+docs: $(VENV)/.wheel ## write the generated parts of README.md and docs/ again
+	@$(BIN)/python docs/make_format.py
+	@$(BIN)/python docs/make_outputs.py
+
+clean: ## remove everything that make has made
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis digits.arrow
+
+# torch first and at a pinned version, so that nothing else pulls in another build of it.
+$(VENV)/.torch: constraints.txt
+	@echo '[setup] a virtual environment in $(VENV), with $(shell grep ^torch== constraints.txt) (large, once)'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed; set PYTHON=")'
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install --constraint constraints.txt torch setuptools build
+	@touch $@
+
+$(VENV)/.wheel: $(VENV)/.torch $(SOURCES)
+	@echo '[setup] the wheel of this checkout and what it needs'
+	@rm -rf build dist *.egg-info
+	@$(BIN)/python -m build --no-isolation --wheel --outdir dist . > $(VENV)/build.log 2>&1 || { cat $(VENV)/build.log; exit 1; }
+	@rm -rf build *.egg-info
+	@$(PIP) install --force-reinstall --no-deps dist/dispatchmon-*.whl
+	@$(PIP) install --constraint constraints.txt "$$(echo dist/dispatchmon-*.whl)[dev]"
+	@touch $@

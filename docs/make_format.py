@@ -1,0 +1,59 @@
+"""
+Write docs/format.md from dispatchmon/schema.py.
+
+    python docs/make_format.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dispatchmon import schema
+
+TARGET = Path(__file__).resolve().parent / "format.md"
+
+INTRODUCTION = f"""\
+<!-- made from dispatchmon/schema.py by docs/make_format.py; run `make docs` after a change -->
+# The trace format, version {schema.FORMAT_VERSION}
+
+A trace is an [Arrow IPC file](https://arrow.apache.org/docs/format/Columnar.html#ipc-file-format) (also known as
+Feather V2), compressed with zstd, with plain columns and no dictionaries.
+[reading_traces.md](reading_traces.md) shows how other tools read it.
+
+It has **one row per tensor that an event sees**. An event that sees no tensor has one row whose tensor columns are
+null. The rows of one event stand together, and events are in order of execution. An argument that the event writes
+has two rows: `input`, the value before the event, and `output`, the value after it.
+"""
+
+METADATA = f"""\
+## Metadata
+
+The schema's metadata has the key `{schema.METADATA_KEY.decode()}`: JSON about the run that is known when the trace is
+opened. The last record batch is empty, and its custom metadata has the key `{schema.CLOSING_KEY.decode()}`: JSON that
+is known when the trace is closed. A file without that batch was cut: it holds what was written until then.
+
+## Versions
+
+The version is `major.minor`. A minor version adds columns or keys: readers ignore what they do not know. A major
+version changes what is there: an older reader refuses the file with an error that names both versions.
+
+| version | change |
+|---|---|
+| 1.0 | first version |
+"""
+
+
+def document() -> str:
+    """Return the text of docs/format.md."""
+    rows = ["| column | type | unit | meaning | null means |", "|---|---|---|---|---|"]
+    for column in schema.COLUMNS:
+        kind = str(column.type).replace("string", "utf8").replace("double", "float64")
+        kind = "list<int64>" if kind.startswith("list") else kind
+        cells = (f"`{column.name}`", f"`{kind}`", column.unit or "", column.meaning, column.null or "*never null*")
+        rows.append(f"| {' | '.join(cells)} |")
+    columns = "\n".join(rows)
+    return f"{INTRODUCTION}\n## Columns\n\n{columns}\n\n{METADATA}"
+
+
+if __name__ == "__main__":
+    TARGET.write_text(document())

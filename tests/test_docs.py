@@ -1,0 +1,44 @@
+"""The documents agree with the program."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dispatchmon_cli.group import COMMANDS
+from make_format import document
+from make_outputs import differences, scrub
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINK = re.compile(r"\[[^\]]+\]\((?!https?:|#)([^)#]+)")
+
+
+def test_format_is_current():
+    """docs/format.md is what `make docs` writes from schema.py."""
+    assert (ROOT / "docs" / "format.md").read_text() == document()
+
+
+@pytest.mark.slow
+def test_outputs_are_current(tmp_path):
+    """The commands of the README print what it shows, numbers that depend on the machine aside."""
+    assert differences(tmp_path) == ""
+
+
+def test_scrubbing_keeps_counts():
+    """Times, sizes, shares and decimals are not compared, and neither is padding; counts and words are."""
+    assert scrub("relu_  44  12.5 ms   3 MB  97 %  0.25 -1e-3") == scrub("relu_ 44   1.5 s  10.25 kB  9.1 %  0.5 -1e-3")
+    assert scrub("relu_  44") != scrub("relu_  45")
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(path):
+    """Every link between files of the project has a target."""
+    for target in LINK.findall(path.read_text()):
+        assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_exist(path):
+    """Every `dispatchmon COMMAND` that a document names is a command."""
+    assert set(re.findall(r"(?:`|output: )dispatchmon ([a-z]+)", path.read_text())) <= set(COMMANDS)
