@@ -1,7 +1,8 @@
 /* The statistics of a tensor in CPU memory, in one pass: a data pointer and a layout in, ten numbers out.
  *
- * No torch headers and no state, so any number of monitors and threads may measure at once; limited API, so one build
- * serves every CPython from 3.10 on. The package works without this file (statistics.py falls back on torch).
+ * No torch headers, and no state but the id of the process it was loaded in, so any number of monitors and threads may
+ * measure at once; limited API, so one build serves every CPython from 3.10 on. The package works without this file
+ * (statistics.py falls back on torch).
  *
  * How a measurement runs. The elements, in the order of the layout, are cut into blocks of BLOCK. A block that is not
  * dense is gathered, and one that is not float32 or float64 is converted, into a buffer that fits the first-level
@@ -10,7 +11,8 @@
  * out, in double. Blocks form chunks whose size depends on the number of elements alone, and chunks are merged in
  * order, so the result does not depend on the number of threads.
  *
- * Build: cc -O3 -fno-trapping-math -fno-math-errno -shared -fPIC -DPy_LIMITED_API=0x030a0000 -I<include> _statistics.c -lm -pthread
+ * Build: cc -O3 -fno-trapping-math -fno-math-errno -shared -fPIC -DPy_LIMITED_API=0x030a0000 -I<include> \
+ *           _statistics.c -o _statistics.abi3.so -lm -ldl -pthread
  * -fno-trapping-math lets comparisons and square roots vectorize; -ffast-math would break the tests for NaN.
  * Checked for memory errors and undefined behaviour by tests/sanitize_kernel.py. */
 #ifndef _GNU_SOURCE
@@ -44,7 +46,10 @@ static int getpid(void) { return 0; }
 #define CLONES
 #endif
 
-enum { BLOCK = 2048, CHUNKS = 256, MIN_CHUNK = 32768, LARGE = 1 << 17, OWN_THREADS = 1 << 20, MAX_THREADS = 64, DIMS = 8, WIDEST = 16 };
+enum { BLOCK = 2048, MIN_CHUNK = 32768, CHUNKS = 256 }; /* elements, elements, at most so many */
+enum { LARGE = 1 << 17 };                               /* elements from which threads are used and the GIL released */
+enum { OWN_THREADS = 1 << 20, MAX_THREADS = 64 };       /* elements that are worth threads of our own; so many of them */
+enum { DIMS = 8, WIDEST = 16 };                         /* outer dimensions; bytes of the widest element */
 #define LANES_32 32
 #define LANES_64 16
 /* Halve an array of lanes until lane 0 holds the whole. Written out, so that every width is a constant. */
@@ -106,7 +111,7 @@ static void merge(Total *t, const Total *b) {
     FOLD(MERGE_HALF)                                                                           \
     double peak = fmax(fabs((double)lo[0]), fabs((double)hi[0])), shift = (double)s[0] / n;    \
     if (!(c[0] < INFINITY) || (peak < LEAST && peak > 0)) return 0;                            \
-    *b = (Total){n, lo[0], hi[0], near + shift, fmax(0, c[0] - shift * s[0]), 0, 0, 0, (double)z[0]}; \
+    *b = (Total){n, lo[0], hi[0], near + shift, fmax(0, c[0] - shift * s[0]), 0, 0, 0, z[0]}; \
     return 1;                                                                                  \
   }
 FAST(fast_f32, float, int32_t, LANES_32, FOLD_32, 1e-10)
@@ -132,7 +137,8 @@ CLONES static void careful(const double *__restrict p, int n, Total *__restrict 
     for (int j = 0; j < LANES_64; j++) {
       double x = p[k + j];
       int64_t u = (int64_t)bits_of(x), size = u & ~sign;
-      double low = size < infinite ? x : INFINITY, high = size < infinite ? x : -INFINITY, d = size < infinite ? x - near : 0;
+      double low = size < infinite ? x : INFINITY, high = size < infinite ? x : -INFINITY;
+      double d = size < infinite ? x - near : 0;
       lo[j] = low < lo[j] ? low : lo[j];
       hi[j] = high > hi[j] ? high : hi[j];
       s[j] += d;
@@ -142,11 +148,12 @@ CLONES static void careful(const double *__restrict p, int n, Total *__restrict 
       pos[j] += u == infinite;
       z[j] += size == 0;
     }
-#define COUNT_HALF(W) for (int j = 0; j < W; j++) nan[j] += nan[j + W], inf[j] += inf[j + W], pos[j] += pos[j + W];
+#define COUNT_HALF(W) \
+  for (int j = 0; j < W; j++) nan[j] += nan[j + W], inf[j] += inf[j + W], pos[j] += pos[j + W];
   FOLD_16(MERGE_HALF)
   FOLD_16(COUNT_HALF)
   double count = (double)(n - nan[0] - inf[0]), shift = count ? s[0] / count : 0;
-  *b = (Total){count, lo[0], hi[0], near + shift, fmax(0, c[0] - shift * s[0]), (double)nan[0], (double)inf[0], (double)pos[0], (double)z[0]};
+  *b = (Total){count, lo[0], hi[0], near + shift, fmax(0, c[0] - shift * s[0]), nan[0], inf[0], pos[0], z[0]};
 }
 
 /* Pads to whole lanes with NaN, which `careful` skips, and takes the padding out of the count of NaN again. */
@@ -186,10 +193,12 @@ CONVERT(from_f16, __fp16, float, x)
 #else
 CONVERT(from_f16_bits, uint16_t, float, small_float(x, 16, 10, 15, 0x7c00))
 #if defined(__x86_64__) && !defined(DISPATCHMON_NO_CLONES)
-__attribute__((target("avx,f16c"))) static void from_f16(const char *__restrict p, int n, void *__restrict out, double scale) {
+__attribute__((target("avx,f16c")))
+static void from_f16(const char *__restrict p, int n, void *__restrict out, double scale) {
   float *y = out;
   int whole = __builtin_cpu_supports("avx2") ? n / 8 * 8 : 0; /* no processor has AVX2 without F16C */
-  for (int i = 0; i < whole; i += 8) _mm256_storeu_ps(y + i, _mm256_cvtph_ps(_mm_loadu_si128((const void *)(p + 2 * i))));
+  for (int i = 0; i < whole; i += 8)
+    _mm256_storeu_ps(y + i, _mm256_cvtph_ps(_mm_loadu_si128((const void *)(p + 2 * i))));
   from_f16_bits(p + 2 * whole, n - whole, y + whole, scale);
 }
 #else
@@ -213,7 +222,7 @@ CONVERT(from_u32, uint32_t, double, x)
 CONVERT(widen, float, double, x)
 CONVERT(from_f64, double, double, x * scale)
 
-/* Finite parts can have a magnitude above the largest double: it is shown as that, and brings about the scaled pass. */
+/* Finite parts can have a magnitude above the largest double: it counts as that, and brings about the scaled pass. */
 static inline double magnitude(double re, double im, double scale) {
   double a = fabs(re), b = fabs(im), peak = a > b ? a : b, s = peak > 1e130 ? 0x1p-600 : peak < 1e-130 ? 0x1p+600 : 1;
   double m = sqrt(re * s * (re * s) + im * s * (im * s)) * (scale / s);
@@ -236,14 +245,15 @@ CONVERT_COMPLEX(from_c128, double, magnitude(re, im, scale))
 /* --- 64-bit integers: measured as differences from the tensor's first element, so that a small spread survives the
  * 53 bits of a double. Unsigned ones are shifted by 2^63 first, which changes no difference. ------------------------ */
 
-/* Vectorizes everywhere, where the plain conversion does only with AVX-512: both halves as exact doubles, one rounding. */
+/* The plain conversion vectorizes with AVX-512 alone, this one everywhere: two halves, exact, then one rounding. */
 static inline double rounded(int64_t x) {
   double high = double_of((((uint64_t)x >> 32) ^ 0x80000000u) | UINT64_C(0x4530000000000000));
   double low = double_of(((uint64_t)x & 0xffffffffu) | UINT64_C(0x4330000000000000));
   return high - 0x1.00000801p+84 + low;
 }
 typedef struct { int64_t lo, hi, zero; } Range;
-CLONES static void differences(const char *__restrict p, int n, uint64_t flip, int64_t origin, double *__restrict out, Range *__restrict r) {
+CLONES static void differences(const char *__restrict p, int n, uint64_t flip, int64_t origin,
+                               double *__restrict out, Range *__restrict r) {
   int64_t lo = INT64_MAX, hi = INT64_MIN, zero = 0;
   for (int i = 0; i < n; i++) {
     uint64_t u;
@@ -256,7 +266,8 @@ CLONES static void differences(const char *__restrict p, int n, uint64_t flip, i
   }
   *r = (Range){lo, hi, zero};
 }
-CLONES static void far_differences(const char *__restrict p, int n, uint64_t flip, int64_t origin, double *__restrict out) {
+CLONES static void far_differences(const char *__restrict p, int n, uint64_t flip, int64_t origin,
+                                   double *__restrict out) {
   for (int i = 0; i < n; i++) {
     uint64_t u;
     memcpy(&u, p + i * sizeof u, sizeof u);
@@ -267,7 +278,7 @@ CLONES static void far_differences(const char *__restrict p, int n, uint64_t fli
 /* --- Dtypes ----------------------------------------------------------------------------------------------------- */
 
 typedef enum { FLOAT, DOUBLE, LONG } Kernel;
-typedef struct { const char *name; int width; Kernel kernel; Convert *convert; } Dtype; /* no convert: as it lies in memory */
+typedef struct { const char *name; int width; Kernel kernel; Convert *convert; } Dtype; /* no convert: as it lies */
 static const Dtype DTYPES[] = {
     {"float32", 4, FLOAT, NULL},
     {"float64", 8, DOUBLE, NULL},
@@ -333,7 +344,7 @@ static void measure_longs(const Job *job, const char *p, int n, Total *t) {
   Total b = NOTHING;
   Range r;
   differences(p, n, job->flip, job->origin, buffer, &r);
-  if ((r.lo < 0 && job->origin > r.lo + INT64_MAX) || (r.hi > 0 && job->origin < r.hi - INT64_MAX)) /* more than 63 bits */
+  if ((r.lo < 0 && job->origin > r.lo + INT64_MAX) || (r.hi > 0 && job->origin < r.hi - INT64_MAX)) /* over 63 bits */
     far_differences(p, n, job->flip, job->origin, buffer);
   measure_doubles((const char *)buffer, n, &b);
   b.min = job->flip ? (double)((uint64_t)r.lo ^ job->flip) : (double)r.lo;
@@ -422,7 +433,8 @@ static void leave_environment(Environment saved) { _mm_setcsr(saved); }
 typedef struct { uint64_t control, status; } Environment;
 static Environment enter_environment(void) {
   Environment saved;
-  __asm__ volatile("mrs %0, fpcr\n\tmrs %1, fpsr\n\tmsr fpcr, xzr" : "=r"(saved.control), "=r"(saved.status) : : "memory");
+  __asm__ volatile("mrs %0, fpcr\n\tmrs %1, fpsr\n\tmsr fpcr, xzr"
+                   : "=&r"(saved.control), "=&r"(saved.status) : : "memory");
   return saved;
 }
 static void leave_environment(Environment saved) {
@@ -442,7 +454,8 @@ typedef struct { const Job *job; int64_t chunks, next; Total totals[CHUNKS]; } W
 static void share(void *argument) {
   Work *w = argument;
   Environment saved = enter_environment();
-  for (int64_t i; (i = __atomic_fetch_add(&w->next, 1, __ATOMIC_RELAXED)) < w->chunks;) w->totals[i] = measure_chunk(w->job, i);
+  for (int64_t i; (i = __atomic_fetch_add(&w->next, 1, __ATOMIC_RELAXED)) < w->chunks;)
+    w->totals[i] = measure_chunk(w->job, i);
   leave_environment(saved);
 }
 static void *share_in_thread(void *argument) {
@@ -507,8 +520,10 @@ static void measure_all(Job *job, int64_t threads, pid_t home, double *out) {
     norm = sqrt(t.m2 + t.count * t.mean * t.mean) * sqrt(repeat);
     t.m2 *= repeat;
   }
-  out[COUNT] = t.count * repeat, out[MIN] = t.min, out[MAX] = t.max, out[MEAN] = t.mean, out[M2] = t.m2, out[NORM] = norm;
-  out[NANS] = t.nan * repeat, out[INFS] = t.inf * repeat, out[POSINFS] = t.posinf * repeat, out[ZEROS] = t.zero * repeat;
+  out[COUNT] = t.count * repeat, out[MIN] = t.min, out[MAX] = t.max;
+  out[MEAN] = t.mean, out[M2] = t.m2, out[NORM] = norm;
+  out[NANS] = t.nan * repeat, out[INFS] = t.inf * repeat, out[POSINFS] = t.posinf * repeat;
+  out[ZEROS] = t.zero * repeat;
   leave_environment(saved);
 }
 
@@ -519,8 +534,8 @@ PyDoc_STRVAR(MEASURE,
   "Write TOTALS float64 to row_address, named by COLUMNS, and return the number of NaN and Inf elements.\n\n"
   "layout is struct.pack(LAYOUT_FORMAT, DTYPES[name], run, step, dims, repeat, *size, *stride), with size and stride\n"
   "filled up to 8 entries and strides in elements: run elements are step apart, dimension 0 is the next. m2 is the sum\n"
-  "of squared differences from mean. Of a complex element the magnitude is measured. With no finite element min is inf,\n"
-  "max is -inf and mean is 0.");
+  "of squared differences from mean. Of a complex element the magnitude is measured. With no finite element min is\n"
+  "inf, max is -inf and mean is 0.");
 
 static PyObject *measure(PyObject *self, PyObject *const *args, Py_ssize_t n) {
   pid_t home = *(const pid_t *)PyModule_GetState(self);
@@ -534,10 +549,13 @@ static PyObject *measure(PyObject *self, PyObject *const *args, Py_ssize_t n) {
   if (PyErr_Occurred()) return NULL;
   Job job = {.start = pointer, .scale = 1};
   Layout *l = &job.layout;
-  if (length != sizeof *l) return PyErr_Format(PyExc_ValueError, "a layout has %zd bytes, this one has %zd", (Py_ssize_t)sizeof *l, length);
+  if (length != sizeof *l)
+    return PyErr_Format(PyExc_ValueError, "a layout has %d bytes, this one has %zd", (int)sizeof *l, length);
   memcpy(l, packed, sizeof *l);
-  if (l->dtype < 0 || l->dtype >= DTYPE_COUNT) return PyErr_Format(PyExc_ValueError, "no dtype has code %lld", (long long)l->dtype);
-  if (l->dims < 0 || l->dims > DIMS) return PyErr_Format(PyExc_ValueError, "a layout has 0 to %d outer dimensions, not %lld", DIMS, (long long)l->dims);
+  if (l->dtype < 0 || l->dtype >= DTYPE_COUNT)
+    return PyErr_Format(PyExc_ValueError, "no dtype has code %lld", (long long)l->dtype);
+  if (l->dims < 0 || l->dims > DIMS)
+    return PyErr_Format(PyExc_ValueError, "a layout has 0 to %d outer dimensions, not %lld", DIMS, (long long)l->dims);
   job.dtype = &DTYPES[l->dtype];
   job.count = l->repeat ? l->run : 0;
   for (int d = 0; d < l->dims; d++) job.count *= l->size[d];
@@ -560,26 +578,39 @@ static PyObject *measure(PyObject *self, PyObject *const *args, Py_ssize_t n) {
 
 static int fill(PyObject *module) {
   *(pid_t *)PyModule_GetState(module) = getpid();
-  PyObject *dtypes = PyDict_New(), *columns = Py_BuildValue("(ssssssssss)", "count", "min", "max", "mean", "m2", "norm", "nan", "inf", "posinf", "zero");
+  PyObject *columns = Py_BuildValue("(ssssssssss)", "count", "min", "max", "mean", "m2", "norm", "nan", "inf", "posinf",
+                                    "zero");
+  PyObject *dtypes = PyDict_New();
   int failed = !dtypes || !columns;
   for (int i = 0; i < DTYPE_COUNT && !failed; i++) {
     PyObject *code = PyLong_FromLong(i);
     failed = !code || PyDict_SetItemString(dtypes, DTYPES[i].name, code) < 0;
     Py_XDECREF(code);
   }
-  failed = failed || PyModule_AddObjectRef(module, "DTYPES", dtypes) < 0 || PyModule_AddObjectRef(module, "COLUMNS", columns) < 0 ||
-           PyModule_AddIntConstant(module, "TOTALS", TOTALS) < 0 || PyModule_AddStringConstant(module, "LAYOUT_FORMAT", LAYOUT_FORMAT) < 0;
+  failed = failed || PyModule_AddObjectRef(module, "DTYPES", dtypes) < 0 ||
+           PyModule_AddObjectRef(module, "COLUMNS", columns) < 0 || PyModule_AddIntConstant(module, "TOTALS", TOTALS) < 0 ||
+           PyModule_AddStringConstant(module, "LAYOUT_FORMAT", LAYOUT_FORMAT) < 0;
   Py_XDECREF(dtypes);
   Py_XDECREF(columns);
   return failed ? -1 : 0;
 }
-static PyMethodDef METHODS[] = {{"measure", (PyCFunction)(void (*)(void))measure, METH_FASTCALL, MEASURE}, {NULL, NULL, 0, NULL}};
+static PyMethodDef METHODS[] = {
+    {"measure", (PyCFunction)(void (*)(void))measure, METH_FASTCALL, MEASURE},
+    {NULL, NULL, 0, NULL},
+};
 static PyModuleDef_Slot SLOTS[] = {
     {Py_mod_exec, (void *)fill},
-#ifdef Py_mod_gil /* no state, so no lock is needed either */
+#ifdef Py_mod_gil /* nothing is shared, so nothing needs the lock */
     {Py_mod_gil, Py_MOD_GIL_NOT_USED},
 #endif
-    {0, NULL}};
+    {0, NULL},
+};
 static struct PyModuleDef MODULE = {
-    .m_base = PyModuleDef_HEAD_INIT, .m_name = "_statistics", .m_size = sizeof(pid_t), .m_doc = "Statistics of CPU memory in one pass.", .m_methods = METHODS, .m_slots = SLOTS};
+    .m_base = PyModuleDef_HEAD_INIT,
+    .m_name = "_statistics",
+    .m_doc = "Statistics of CPU memory in one pass.",
+    .m_size = sizeof(pid_t),
+    .m_methods = METHODS,
+    .m_slots = SLOTS,
+};
 PyMODINIT_FUNC PyInit__statistics(void) { return PyModuleDef_Init(&MODULE); }

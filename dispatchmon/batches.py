@@ -77,6 +77,7 @@ class Tally:
     undeclared: int = 0  # values that changed though no operator wrote them
     values: int = 0  # rows that show a tensor
     skipped: dict[str, int] = field(default_factory=dict)
+    steps: set[int] = field(default_factory=set)
     first_nonfinite: dict[str, Any] | None = None
 
     def skip(self, reason: str, how_many: int = 1) -> None:
@@ -217,6 +218,8 @@ class Converter:
             "duration_ns": pa.array(duration, mask=duration < 0),
             "forward_event": pa.array(forward_event[index], mask=~known[index]),
             "source": self.columns["sources"]["line"].take(source[index]),
+            "caller": self.columns["sources"]["line"].take(at_place[:, 5]),
+            "training": pa.array(at_place[:, 6] == 1, mask=at_place[:, 6] < 0),
             "cause_event": pa.nulls(n, pa.int64()),
         }
         arrays = [c if isinstance(c, pa.Array) else pa.array(c) for c in (columns[name] for name in COLUMN_NAMES)]
@@ -344,6 +347,7 @@ class Converter:
         tally = self.tally
         tally.events += len(event)
         tally.rows += batch.num_rows
+        tally.steps.update(np.unique(columns["step"]).tolist())
         tally.values += int(seen.sum())
         first = columns["arguments"].is_valid()
         writes = pc.and_(first, pc.not_equal(columns["mutation"], "none"))

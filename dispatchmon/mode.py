@@ -57,6 +57,8 @@ class DispatchMonitor:
         modules: glob or globs of qualified names; statistics are taken in these modules and those they call.
         ops: glob or globs of operators, as `"aten.addmm*"`; statistics are taken of these.
         phases: which of forward, backward, recompute, optimizer leave rows.
+        training: True records only from calls of the model in training mode on, False only from those in evaluation
+            mode on; by default both are recorded, and a column tells them apart.
         source: record the user's line.
         compiled: `"keep"` runs compiled regions compiled and counts what they hide; `"eager"` runs them operator by
             operator, so that every one is seen.
@@ -85,6 +87,7 @@ class DispatchMonitor:
         modules: str | Sequence[str] = "*",
         ops: str | Sequence[str] = "*",
         phases: Iterable[str] = PHASES,
+        training: bool | None = None,
         source: bool = True,
         compiled: str = "keep",
         verify_values: bool = False,
@@ -105,6 +108,7 @@ class DispatchMonitor:
             ops=ops,
             phases=phases,
             source=source,
+            training=training,
             compiled=compiled,
             verify_values=verify_values,
             names=names,
@@ -173,6 +177,12 @@ class _Recording:
         self.tracker.parameters_step = self.optimizer_runs
         self.tracker.unseen_writes = self.values.new_epoch
         self.sources = Sources(self.tables.sources) if settings.source else None
+        if self.sources is not None:
+            self.tracker.caller_of = self.sources.caller
+        if settings.training is not None:
+            self.tracker.watches_training = True
+            self.tracker.training_is = self.training_is
+        self.right_mode = settings.training is None or model is None or model.training == settings.training
         self.plans = Plans(self.tables.operators, self.tables.arguments, self.tables.literals, settings.ops)
         self.mode = RecordingMode(
             self.plans, self.values, self.tracker, self.sources, frozenset(settings.phases), self.flush
@@ -180,6 +190,8 @@ class _Recording:
         self.mode.full = BATCH_ROWS * ROW.size
         self.pushed = False
         self.pauses = 0
+        self.right_step = True
+        self.calls_left_out = 0  # of the model, in the other of training and evaluation mode
         self.states: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self.parameter_names: dict[int, tuple[weakref.ref[nn.Module], str, str]] = {}
         self.rows_before_step = 0
@@ -240,12 +252,11 @@ class _Recording:
         self.tracker.close()
         self.flush()
         self.values.untag()
-        steps = self.tracker.step + (self.tracker.micro_step >= 0)
-        self.sink.close({"reason": reason, "steps": steps, "skipped": self.skipped(), "monitor_ns": self.mode.own_ns})
+        self.sink.close({"reason": reason, "skipped": self.skipped(), "monitor_ns": self.mode.own_ns})
         self.complain()
         self.monitor.error = self.sink.error
         if not self.monitor.quiet and self.sink.error is None:
-            print(self.closing_line(steps), file=sys.stderr)
+            print(self.closing_line(), file=sys.stderr)
 
     def skipped(self) -> dict[str, int]:
         """What ran and was not recorded, by reason."""
@@ -253,18 +264,19 @@ class _Recording:
             "calls of compiled modules, whose fused operators cannot be seen": self.tracker.compiled_calls,
             "module calls in other threads, whose operators are not recorded": self.tracker.foreign_calls,
             "steps that were not asked for": self.tracker.steps_left_out,
+            "calls of the model in the mode that was not asked for": self.calls_left_out,
             "operators of phases that were not asked for": self.mode.left_out,
         }
         return {reason: n for reason, n in reasons.items() if n}
 
-    def closing_line(self, steps: int) -> str:
+    def closing_line(self) -> str:
         tally = self.sink.converter.tally
         size = self.path.stat().st_size if self.path.exists() else 0
         stands_out = "no NaN or Inf" if tally.first_nonfinite is None else first_nonfinite(tally.first_nonfinite)
         if tally.undeclared:
             stands_out = f"{plural(tally.undeclared, 'undeclared write')}, {stands_out}"
         return (
-            f"dispatchmon: {spaced(tally.events)} operators in {plural(steps, 'step')} to {self.path} ({size / 1e6:.1f} MB), "
+            f"dispatchmon: {spaced(tally.events)} operators in {plural(len(tally.steps), 'step')} to {self.path} ({size / 1e6:.1f} MB), "
             f"{plural(tally.writes, 'in-place write')}, {stands_out}. Next: dispatchmon summarize {self.path}"
         )
 
@@ -303,12 +315,20 @@ class _Recording:
 
     # ------------------------------------------------------------------------------------------------- steps
     def step_ended(self, step: int) -> None:
-        if self.settings.wants_step(step):
+        self.right_step = self.settings.wants_step(step)
+        self.tracker.steps_left_out += not self.right_step
+        self.resume_or_pause()
+
+    def training_is(self, training: bool) -> None:
+        self.right_mode = training == self.settings.training
+        self.calls_left_out += not self.right_mode
+        self.resume_or_pause()
+
+    def resume_or_pause(self) -> None:
+        if self.right_step and self.right_mode:
             if self.mode.idle:
                 self.resume()
-            return
-        self.tracker.steps_left_out += 1
-        if not self.mode.idle:
+        elif not self.mode.idle:
             self.pause()
 
     def resume(self) -> None:

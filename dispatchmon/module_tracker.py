@@ -87,6 +87,10 @@ class ModuleTracker:
         self.foreign_calls = 0  # module calls in other threads
         self.compiled_calls = self.steps_left_out = 0
         self.unseen_writes: Callable[[], None] = lambda: None  # called when something may have written unseen
+        self.caller = 0  # the line outside every package that called the model
+        self.caller_of: Callable[[Any], int] = lambda frame: 0
+        self.training_is: Callable[[bool], None] = lambda training: None  # called at each outermost call
+        self.watches_training = False  # module calls decide whether anything is recorded
         self.paused = False  # this step is not recorded: calls are counted, modules are not noted
         self.handles: list[Any] = []
 
@@ -114,7 +118,7 @@ class ModuleTracker:
 
     def needs_calls(self) -> bool:
         """Whether module calls must be seen: not in a step that is not recorded and that ends without them."""
-        return not self.paused or not (self.manual or self.first_optimizer is not None)
+        return not self.paused or self.watches_training or not (self.manual or self.first_optimizer is not None)
 
     def learn_names(self, root: nn.Module | None = None) -> None:
         """Take the names from the model, or from a module that was called with no model given."""
@@ -140,11 +144,16 @@ class ModuleTracker:
         return any(fnmatchcase(name, pattern) for pattern in self.patterns)
 
     # ------------------------------------------------------------------------------------------------- places
-    def enter_place(self, module: int, call: int, phase: int, measured: bool) -> None:
+    def enter_place(self, module: int, call: int, phase: int, measured: bool, training: bool | None = None) -> None:
         """From here on operators belong to a new context."""
-        self.tables.contexts.extend(pack_context(module, call, self.step, max(self.micro_step, 0), phase))
-        self.go_to(self.contexts, measured)
+        self.go_to(self.add_context(module, call, phase, training), measured)
+
+    def add_context(self, module: int, call: int, phase: int, training: bool | None) -> int:
+        """A new context, by number."""
+        caller, mode = (0, -1) if training is None else (self.caller, int(training))
+        self.tables.contexts.extend(pack_context(module, call, self.step, max(self.micro_step, 0), phase, caller, mode))
         self.contexts += 1
+        return self.contexts - 1
 
     def go_to(self, context: int, measured: bool) -> None:
         self.context, self.measured = context, measured
@@ -162,19 +171,14 @@ class ModuleTracker:
     # ------------------------------------------------------------------------------------------------- module calls
     def forward_pre_hook(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module is called."""
-        if self.paused:
-            if not self.stack and graph_task() == -1:
-                self.outermost_call()
-            self.stack.append((self.context, self.measured, self.path))
-            return
         again = graph_task() != -1  # a checkpoint's region runs again
         known = self.known.get(id(module))
         if known is None or known.module() is not module:
             known = self.known_of(module, again)
         if not self.stack and not again and known is not None:
-            self.outermost_call()
+            self.outermost_call(module)
         self.stack.append((self.context, self.measured, self.path))
-        if known is None:
+        if self.paused or known is None:
             return
         i = 0
         if len(known.names) > 1 and self.path is not None:  # registered more than once: the name below its caller
@@ -188,7 +192,7 @@ class ModuleTracker:
         else:
             known.calls += 1
         self.path = known.names[i]
-        self.enter_place(known.numbers[i], call, FORWARD, self.measured or known.measured[i])
+        self.enter_place(known.numbers[i], call, FORWARD, self.measured or known.measured[i], module.training)
 
     def forward_hook(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """The call is over; `output` is None if it raised."""
@@ -236,9 +240,7 @@ class ModuleTracker:
         known = self.known.get(id(module))
         if known is None or known.module() is not module:
             return self.foreign_path[-1] if self.foreign_path else 0
-        self.tables.contexts.extend(pack_context(known.numbers[0], -1, self.step, max(self.micro_step, 0), FORWARD))
-        self.contexts += 1
-        return self.contexts - 1
+        return self.add_context(known.numbers[0], -1, FORWARD, module.training)
 
     def label_foreign(self, output: Any) -> None:
         """The call is over: label the nodes that it made."""
@@ -251,7 +253,7 @@ class ModuleTracker:
                 pending += [following for following, _ in node.next_functions]
 
     # ------------------------------------------------------------------------------------------------- steps
-    def outermost_call(self) -> None:
+    def outermost_call(self, module: nn.Module) -> None:
         """The model is called from outside: a new micro step, or a new step in a loop without an optimizer."""
         if self.optimizing and not runs_below(sys._getframe(), self.optimizer_code):
             self.left_optimizer_by_exception()
@@ -260,6 +262,8 @@ class ModuleTracker:
         # Decided when the next call comes: what follows a call (loss, backward, a hand-written update) belongs to its step.
         self.calls_end_steps = not (torch.is_grad_enabled() and an_optimizer_was_made())
         self.micro_step += 1
+        self.caller = self.caller_of(sys._getframe(3))
+        self.training_is(module.training)
         self.enter_place(0, -1, OPTIMIZER if self.optimizing else FORWARD, not self.filtered)
 
     # ------------------------------------------------------------------------------------------------- optimizers

@@ -11,10 +11,10 @@ from struct import Struct
 
 EVENT = Struct("9q")  # event, operator, arguments, context, number, node, source, start, duration
 ROW = Struct("6q")  # event, argument, geometry, value, label, slot
-CONTEXT = Struct("5q")  # module, call, step, micro step, phase
+CONTEXT = Struct("7q")  # module, call, step, micro step, phase, caller, training
 POSITION = Struct("2q")  # autograd number, context: nodes from that number on were made there
 
-EVENT_FIELDS, ROW_FIELDS, CONTEXT_FIELDS, POSITION_FIELDS = 9, 6, 5, 2
+EVENT_FIELDS, ROW_FIELDS, CONTEXT_FIELDS, POSITION_FIELDS = 9, 6, 7, 2
 
 # Phases, by number: the order of schema.PHASES.
 FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER = range(4)

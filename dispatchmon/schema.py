@@ -84,6 +84,9 @@ COLUMNS = (
     Column("forward_event", _i64, "of a backward operator: the forward event whose gradient it computes", "not backward, or unknown"),
     Column("source", _utf8, "nearest line outside torch and dispatchmon, as `train.py:31 in forward`; of a backward operator "
            "the line of its forward operator", "not asked for, or no such line"),
+    Column("caller", _utf8, "of an operator in a module: the nearest line outside every installed package that led to the "
+           "outermost call of the model", "outside every module, not asked for, or no such line"),
+    Column("training", pa.bool_(), "whether that module was in training mode", "outside every module"),
     Column("cause_event", _i64, "of a hazard: the event that wrote, or if nobody is known to have written (mutation `undeclared`) "
            "the one that noticed, and then `forward_event` is the one that saw the value last; of an alert: the event that met "
            "the rule", "any other kind of event"),

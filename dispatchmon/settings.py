@@ -24,6 +24,7 @@ class Settings:
     ops: tuple[str, ...]
     phases: tuple[str, ...]
     source: bool
+    training: bool | None
     compiled: str
     verify_values: bool
 
@@ -39,8 +40,17 @@ class Settings:
     def described(self) -> dict[str, Any]:
         """For the metadata of the trace."""
         steps = self.steps if self.steps is None or isinstance(self.steps, str) else "callable"
-        return {"stats": self.stats, "steps": steps, "modules": self.modules, "ops": self.ops, "phases": self.phases,
-                "source": self.source, "compiled": self.compiled, "verify_values": self.verify_values}  # fmt: skip
+        return {
+            "stats": self.stats,
+            "steps": steps,
+            "modules": self.modules,
+            "ops": self.ops,
+            "phases": self.phases,
+            "training": self.training,
+            "source": self.source,
+            "compiled": self.compiled,
+            "verify_values": self.verify_values,
+        }
 
 
 def checked(
@@ -52,6 +62,7 @@ def checked(
     ops: str | Sequence[str],
     phases: Iterable[str],
     source: bool,
+    training: bool | None,
     compiled: str,
     verify_values: bool,
     names: Sequence[str] | None,
@@ -66,6 +77,8 @@ def checked(
         step_range(steps)
     elif steps is not None and not callable(steps):
         raise SettingError(f'steps is {steps!r}: give "START:STOP:EVERY", as "0:100:10", or a function of the step')
+    if training not in (None, True, False):
+        raise SettingError(f"training is {training!r}: give True, False or None")
     module_patterns = patterns("modules", modules)
     if names is not None:
         for pattern in module_patterns:
@@ -78,6 +91,7 @@ def checked(
         ops=patterns("ops", ops),
         phases=chosen("phases", phases, PHASES, empty=False),
         source=bool(source),
+        training=training,
         compiled=chosen("compiled", compiled, ("keep", "eager"), empty=False)[0],
         verify_values=bool(verify_values),
     )

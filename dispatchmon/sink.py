@@ -78,7 +78,7 @@ class Sink:
             "rows": tally.rows,
             "writes": tally.writes,
             "undeclared_writes": tally.undeclared,
-            "steps": closing["steps"],
+            "steps": len(tally.steps),
             "skipped": {**tally.skipped, **closing["skipped"]},
             "monitor_ns": closing["monitor_ns"],
             "wait_ns": self.waited,

@@ -29,13 +29,25 @@ class Libraries(dict[str, bool]):
         return library
 
 
+class Packages(dict[str, bool]):
+    """File name -> whether it belongs to a library or an installed package."""
+
+    def __init__(self, libraries: Libraries) -> None:
+        self.libraries = libraries
+
+    def __missing__(self, name: str) -> bool:
+        self[name] = package = self.libraries[name] or name.startswith(_PACKAGES) or "site-packages" in name
+        return package
+
+
 class Sources:
     """Frames to numbers into the table of source lines."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
-        self.numbers: dict[tuple[int, int], int] = {}
         self.libraries = Libraries()
+        self.numbers: dict[tuple[int, int], int] = {}
+        self.packages = Packages(self.libraries)
         self.backward: tuple[int, int] = (-1, 0)  # graph task, and the line that started it
         self.optimizer = 0  # the line that called an optimizer of torch's own, while it steps
 
@@ -55,13 +67,25 @@ class Sources:
             if frame is None:
                 return 0
             code = frame.f_code
-        key = id(code), frame.f_lasti  # the table keeps the code, so its id stays its own
-        number = self.numbers.get(key)
-        if number is None:
-            number = self.numbers[key] = self.table.add((code, frame.f_lasti))
+        number = self.number(code, frame.f_lasti)
         if task != -1:
             self.backward = task, number
         return number
+
+    def number(self, code: CodeType, instruction: int) -> int:
+        key = id(code), instruction  # the table keeps the code, so its id stays its own
+        number = self.numbers.get(key)
+        if number is None:
+            number = self.numbers[key] = self.table.add((code, instruction))
+        return number
+
+    def caller(self, frame: FrameType | None) -> int:
+        """Number of the nearest line that is in no installed package either; 0 if there is none."""
+        while frame is not None:
+            if not self.packages[frame.f_code.co_filename]:
+                return self.number(frame.f_code, frame.f_lasti)
+            frame = frame.f_back
+        return 0
 
 
 def described(code: CodeType, instruction: int) -> str:

@@ -51,6 +51,8 @@ class Layout(NamedTuple):
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     repeat: int  # how often each element stands in the tensor (expanded dimensions)
+    start: int  # bytes in the storage before its first element
+    end: int  # and up to the end of its last one
 
 
 def runs_of(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[tuple[tuple[int, int], ...], int]:
@@ -69,7 +71,7 @@ def runs_of(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[tuple[tupl
     return tuple(runs or [(1, 1)]), repeat
 
 
-def layout_of(runs: tuple[tuple[int, int], ...], repeat: int, dtype: torch.dtype) -> Layout | None:
+def layout_of(runs: tuple[tuple[int, int], ...], repeat: int, offset: int, dtype: torch.dtype) -> Layout | None:
     """How to measure it, or None if there are no statistics for this dtype."""
     if dtype not in MEASURABLE:
         return None
@@ -82,7 +84,10 @@ def layout_of(runs: tuple[tuple[int, int], ...], repeat: int, dtype: torch.dtype
         packed = struct.pack(
             native.LAYOUT_FORMAT, code, inner[1], inner[0], len(outer), repeat,
             *(size for _, size in outer), *pad, *(step for step, _ in outer), *pad)  # fmt: skip
-    return Layout(packed, tuple(n for _, n in reversed(runs)), tuple(s for s, _ in reversed(runs)), repeat)
+    last = offset + sum((size - 1) * step for step, size in runs)
+    return Layout(
+        packed, tuple(n for _, n in reversed(runs)), tuple(s for s, _ in reversed(runs)), repeat,
+        offset * dtype.itemsize, (last + 1) * dtype.itemsize)  # fmt: skip
 
 
 class Statistics:
@@ -119,13 +124,13 @@ class Statistics:
         slot = self.next
         if slot == self.end:
             return TABLE_FULL
-        if self.kernel is not None and layout.packed is not None and tensor.is_cpu:
-            pointer = address_of(tensor)
-            if not pointer:  # fake
-                return UNSUPPORTED
-            self.nonfinite += self.kernel(self.address + slot * (TOTALS * 8), pointer, layout.packed, self.threads)
-        elif tensor.is_meta or not address_of(tensor):
+        memory = 0 if tensor.is_meta else address_of(tensor)
+        if not memory or tensor.untyped_storage().nbytes() < layout.end:  # fake, or a storage that was given back
             return UNSUPPORTED
+        if self.kernel is not None and layout.packed is not None and tensor.is_cpu:
+            self.nonfinite += self.kernel(
+                self.address + slot * (TOTALS * 8), memory + layout.start, layout.packed, self.threads
+            )
         else:
             with kernels_only():
                 self.keep(
@@ -143,7 +148,7 @@ class Statistics:
             return TABLE_FULL
         with kernels_only():
             stored = stored_values(tensor)
-            if stored is None or stored.dtype not in MEASURABLE or stored.is_meta:
+            if stored is None or stored.dtype not in MEASURABLE or stored.is_meta or not readable(stored):
                 return UNSUPPORTED
             if stored.is_neg():
                 stored = stored.resolve_neg()
@@ -163,6 +168,11 @@ class Statistics:
         first, block = self.blocks[-1]
         block[slot - first] = totals
         self.nonfinite += int(totals[NAN] + totals[INF])
+
+
+def readable(tensor: torch.Tensor) -> bool:
+    """Whether a strided tensor has its elements in memory."""
+    return tensor.numel() == 0 or address_of(tensor) != 0
 
 
 def stored_values(tensor: torch.Tensor) -> torch.Tensor | None:

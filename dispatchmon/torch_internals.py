@@ -42,7 +42,7 @@ plain_module_call: Any = torch.nn.Module._wrapped_call_impl
 current_dispatch_mode: Callable[[], Any] = _python_dispatch._get_current_dispatch_mode
 """The innermost dispatch mode of this thread, or None."""
 address_of: Callable[[torch.Tensor], int] = _C._data_address
-"""Where a tensor's elements are; `data_ptr` would copy memory that is shared until it is written."""
+"""Where a tensor's storage begins; `data_ptr` would copy memory that is shared until it is written."""
 DisableTorchFunction: type[AbstractContextManager[None]] = _C.DisableTorchFunction
 """A block in which neither a subclass nor a mode sees what is asked of a tensor through `__torch_function__`."""
 

@@ -57,9 +57,9 @@ def plain(sizes: Iterable[Any]) -> tuple[int, ...]:
     return found
 
 
-class Geometries(dict[Any, tuple[int, int, Layout | None, bool]]):
+class Geometries(dict[Any, tuple[int, int, Layout | None]]):
     """
-    (shape, stride, offset, dtype) -> (geometry number, memory number, layout, whether it is complex).
+    (shape, stride, offset, dtype) -> (geometry number, memory number, layout).
 
     Two geometries that cover the same elements have one memory number: `t()` and `view` need no second measurement.
     """
@@ -68,15 +68,13 @@ class Geometries(dict[Any, tuple[int, int, Layout | None, bool]]):
         self.table = table
         self.memories: dict[Any, int] = {}
 
-    def __missing__(
-        self, key: tuple[torch.Size, tuple[int, ...], int, torch.dtype]
-    ) -> tuple[int, int, Layout | None, bool]:
+    def __missing__(self, key: tuple[torch.Size, tuple[int, ...], int, torch.dtype]) -> tuple[int, int, Layout | None]:
         shape, stride, offset, dtype = key
         number = self.table.add((tuple(shape), tuple(stride), offset, dtype, shape.numel()))
         runs, repeat = runs_of(shape, stride)
         memory = self.memories.setdefault((runs, repeat, offset, dtype), len(self.memories))
-        layout = None if 0 in shape else layout_of(runs, repeat, dtype)
-        entry = self[key] = number, memory if 0 not in shape else -1, layout, dtype.is_complex
+        layout = None if 0 in shape else layout_of(runs, repeat, offset, dtype)
+        entry = self[key] = number, memory if 0 not in shape else -1, layout
         return entry
 
     def forget(self) -> None:
@@ -129,7 +127,6 @@ class Values:
         self.owner = self.epoch = next(EPOCHS)
         self.measuring = statistics is not None
         self.reason = NOT_ASKED  # what the slot says while not measuring
-        self.careful = False  # complex tensors are about, whose views can be negated in place
         self.table = tables.geometries
 
     def new_epoch(self) -> None:
@@ -141,7 +138,7 @@ class Values:
         """Add the row of one tensor as it is now."""
         try:
             storage = tensor.untyped_storage()
-            geometry, memory, layout, is_complex = self.geometries[
+            geometry, memory, layout = self.geometries[
                 tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype
             ]
             tag = getattr(storage, self.attribute, None)
@@ -153,13 +150,13 @@ class Values:
         if self.digests is not None and self.reason == NOT_ASKED and tag[SLOT] != UNTIL_WAIT:
             self.verify(self.digests, tag, memory, tensor, event)
         if not self.measuring:
-            slot = self.reason
+            slot = EMPTY if memory == -1 and self.reason != NOT_ASKED else self.reason
             if slot == UNTIL_WAIT:
                 tag[MEMORY], tag[SLOT] = -1, slot
-        elif tag[MEMORY] == memory and tag[SLOT] >= self.statistics.floor and not self.careful:  # type: ignore[union-attr]
+        elif tag[MEMORY] == memory and tag[SLOT] >= self.statistics.floor and not tensor.is_neg():  # type: ignore[union-attr]
             slot = tag[SLOT]
         else:
-            slot = self.slot_of(tag, memory, layout, tensor, is_complex)
+            slot = self.slot_of(tag, memory, layout, tensor)
         self.add_row(pack_row(event, argument, geometry, tag[VALUE], tag[LABEL], slot))
 
     def verify(self, digests: Digests, tag: list[Any], memory: int, tensor: Tensor, event: int) -> None:
@@ -201,16 +198,14 @@ class Values:
         setattr(storage, self.attribute, tag)
         return tag
 
-    def slot_of(self, tag: list[Any], memory: int, layout: Layout | None, tensor: Tensor, is_complex: bool) -> int:
+    def slot_of(self, tag: list[Any], memory: int, layout: Layout | None, tensor: Tensor) -> int:
         """Where the statistics of this memory of this value are; measured now if they are nowhere."""
         statistics = self.statistics
         assert statistics is not None
-        if is_complex:
-            self.careful = True
         if tag[SLOT] == UNTIL_WAIT:
             return UNTIL_WAIT
         try:
-            if self.careful and tensor.is_neg():
+            if tensor.is_neg():
                 return statistics.measure_values(tensor)  # not remembered: the memory holds the opposite
             slots = tag[SLOTS]
             slot = (tag[SLOT] if tag[MEMORY] == memory else -1) if slots is None else slots.get(memory, -1)
@@ -251,7 +246,7 @@ class Values:
         entry = self.geometries.get(key)
         if entry is None:
             number = self.table.add((shape, stride, offset, tensor.dtype, numel))
-            entry = self.geometries[key] = number, -1, None, False
+            entry = self.geometries[key] = number, -1, None
         self.add_row(pack_row(event, argument, entry[0], NO_STORAGE, label, slot))
 
     # ------------------------------------------------------------------------------------------------- writes, names

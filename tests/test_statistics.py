@@ -33,7 +33,7 @@ def measured(tensor: torch.Tensor, backend: str) -> list[float]:
     """One table row of a tensor, as the recorder gets it."""
     statistics = s.Statistics(4, backend)
     runs, repeat = s.runs_of(tensor.shape, tensor.stride())
-    layout = s.layout_of(runs, repeat, tensor.dtype)
+    layout = s.layout_of(runs, repeat, tensor.storage_offset(), tensor.dtype)
     assert layout is not None
     slot = statistics.measure(tensor, layout)
     assert slot == 0

@@ -175,3 +175,52 @@ def test_step_pattern_records_these_steps_only_and_knows_what_changed_meanwhile(
     assert [r["max"] for r in inputs] == [truth[1], truth[4]]
     assert inputs[1]["version"] > inputs[0]["version"]
     assert {r["step"] for r in record(run, model, steps=lambda step: step == 2)} == {2}
+
+
+def train_and_evaluate(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for _ in range(2):
+        model.train()
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            model(torch.zeros(2, 3)).argmax()
+
+
+def test_training_and_evaluation_are_told_apart_by_a_column() -> None:
+    """Everything is recorded; `training` says which mode the module was in, in backward too, and is null outside."""
+    model, optimizer = model_and_optimizer()
+    rows = record(lambda: train_and_evaluate(model, optimizer), model)
+    assert [e[0]["training"] for e in events(rows, op="aten.relu.default")] == [True, False, True, False]
+    assert {e[0]["training"] for e in events(rows, op="aten.threshold_backward.default")} == {True}
+    assert {e[0]["training"] for e in events(rows, op="aten.argmax.default")} == {None}
+    assert places(rows, "aten.relu.default") == [(0, 0, "forward"), (1, 0, "forward"), (1, 1, "forward"), (2, 0, "forward")]
+
+
+def test_only_training_or_only_evaluation() -> None:
+    """`training=True` leaves evaluation out until the model is called in training mode again, and says so."""
+    model, optimizer = model_and_optimizer()
+    rows = record(lambda: train_and_evaluate(model, optimizer), model.train(), training=True)
+    assert {e[0]["training"] for e in events(rows, op="aten.relu.default")} == {True}
+    assert events(rows, op="aten.argmax.default") == []
+    assert len(events(rows, op="aten._foreach_add_.List")) == 2
+    rows = record(lambda: train_and_evaluate(model, optimizer), model.train(), training=False)
+    assert {e[0]["training"] for e in events(rows, op="aten.relu.default")} == {False}
+    assert len(events(rows, op="aten.argmax.default")) == 2
+    assert events(rows, op="aten._foreach_add_.List") == []
+
+
+def test_caller_is_the_users_line_that_called_the_model() -> None:
+    """Inside a library the source is the library's line; `caller` is the line of the script."""
+    from torch.optim import SGD  # noqa: F401
+
+    model = nn.TransformerEncoderLayer(4, 1, 4, batch_first=True)
+
+    def run() -> None:
+        model(torch.ones(1, 2, 4)).sum().backward()
+
+    rows = record(run, model)
+    line = run.__code__.co_firstlineno + 1
+    expected = {f"test_steps.py:{line} in run"}
+    assert {r["caller"] for r in rows if r["module"] is not None and not (r["name"] or "").endswith(".grad")} - {None} == expected
+    assert {r["caller"] for r in rows if r["module"] is None} == {None}
