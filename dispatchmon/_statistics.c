@@ -48,7 +48,7 @@ static int getpid(void) { return 0; }
 
 enum { BLOCK = 2048, MIN_CHUNK = 32768, CHUNKS = 256 }; /* elements, elements, at most so many */
 enum { LARGE = 1 << 17 };                               /* elements from which threads are used and the GIL released */
-enum { OWN_THREADS = 1 << 20, MAX_THREADS = 64 };       /* elements that are worth threads of our own; so many of them */
+enum { OWN_THREADS = 1 << 20, MAX_THREADS = 64 };       /* elements worth threads of our own; at most so many */
 enum { DIMS = 8, WIDEST = 16 };                         /* outer dimensions; bytes of the widest element */
 #define LANES_32 32
 #define LANES_64 16
@@ -122,7 +122,7 @@ static inline double double_of(uint64_t u) { double x; memcpy(&x, &u, 8); return
 static inline float float_of(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
 static inline uint32_t bits_of_float(float x) { uint32_t u; memcpy(&u, &x, 4); return u; }
 
-/* Any numbers. Squares may still overflow: `measure_all` notices by the largest magnitude and measures again, scaled. */
+/* Any numbers. Squares may still overflow: `measure_all` notices by the largest magnitude and does it again, scaled. */
 CLONES static void careful(const double *__restrict p, int n, Total *__restrict b) {
   const int64_t infinite = bits_of(INFINITY), sign = INT64_MIN;
   double lo[LANES_64], hi[LANES_64], s[LANES_64], c[LANES_64], near = 0;
@@ -243,7 +243,7 @@ CONVERT_COMPLEX(from_c64, float, sqrt((double)re * re + (double)im * im))
 CONVERT_COMPLEX(from_c128, double, magnitude(re, im, scale))
 
 /* --- 64-bit integers: measured as differences from the tensor's first element, so that a small spread survives the
- * 53 bits of a double. Unsigned ones are shifted by 2^63 first, which changes no difference. ------------------------ */
+ * 53 bits of a double. Unsigned ones are shifted by 2^63 first, which changes no difference. ----------------------- */
 
 /* The plain conversion vectorizes with AVX-512 alone, this one everywhere: two halves, exact, then one rounding. */
 static inline double rounded(int64_t x) {
@@ -533,8 +533,8 @@ PyDoc_STRVAR(MEASURE,
   "measure(row_address, pointer, layout, threads) -> int\n--\n\n"
   "Write TOTALS float64 to row_address, named by COLUMNS, and return the number of NaN and Inf elements.\n\n"
   "layout is struct.pack(LAYOUT_FORMAT, DTYPES[name], run, step, dims, repeat, *size, *stride), with size and stride\n"
-  "filled up to 8 entries and strides in elements: run elements are step apart, dimension 0 is the next. m2 is the sum\n"
-  "of squared differences from mean. Of a complex element the magnitude is measured. With no finite element min is\n"
+  "filled up to 8 entries and strides in elements: run elements are step apart, dimension 0 is the next. m2 is the\n"
+  "sum of squared differences from mean. Of a complex element the magnitude is measured. With no finite element min is\n"
   "inf, max is -inf and mean is 0.");
 
 static PyObject *measure(PyObject *self, PyObject *const *args, Py_ssize_t n) {
@@ -588,7 +588,8 @@ static int fill(PyObject *module) {
     Py_XDECREF(code);
   }
   failed = failed || PyModule_AddObjectRef(module, "DTYPES", dtypes) < 0 ||
-           PyModule_AddObjectRef(module, "COLUMNS", columns) < 0 || PyModule_AddIntConstant(module, "TOTALS", TOTALS) < 0 ||
+           PyModule_AddObjectRef(module, "COLUMNS", columns) < 0 ||
+           PyModule_AddIntConstant(module, "TOTALS", TOTALS) < 0 ||
            PyModule_AddStringConstant(module, "LAYOUT_FORMAT", LAYOUT_FORMAT) < 0;
   Py_XDECREF(dtypes);
   Py_XDECREF(columns);

@@ -275,9 +275,11 @@ class _Recording:
         stands_out = "no NaN or Inf" if tally.first_nonfinite is None else first_nonfinite(tally.first_nonfinite)
         if tally.undeclared:
             stands_out = f"{plural(tally.undeclared, 'undeclared write')}, {stands_out}"
+        did = f"{spaced(tally.events)} operators in {plural(len(tally.steps), 'step')}"
+        writes = plural(tally.writes, "in-place write")
         return (
-            f"dispatchmon: {spaced(tally.events)} operators in {plural(len(tally.steps), 'step')} to {self.path} ({size / 1e6:.1f} MB), "
-            f"{plural(tally.writes, 'in-place write')}, {stands_out}. Next: dispatchmon summarize {self.path}"
+            f"dispatchmon: {did} to {self.path} ({size / 1e6:.1f} MB), {writes}, {stands_out}. "
+            f"Next: dispatchmon summarize {self.path}"
         )
 
     def complain(self) -> None:

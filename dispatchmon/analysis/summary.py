@@ -19,6 +19,7 @@ SORTS: tuple[str, ...] = get_args(Sort)
 _KINDS = ("op", "module", "parameter")  # what a summary is about: the first of these that the trace holds
 _ORDER = {sort: f"{sort} DESC NULLS LAST" for sort in SORTS} | {"time": "time_ns DESC", "name": "key NULLS LAST"}
 _MAGNITUDE = "greatest(abs(min), abs(max))"  # greatest() ignores nulls
+_REAL = "(dtype LIKE '%float%' OR dtype LIKE 'complex%')"  # of integers, indices and counters, the largest says nothing
 
 # Every event has `arguments` on its first row and nowhere else, so that row stands for the event.
 _GROUPS = """
@@ -33,6 +34,7 @@ FROM (
         coalesce(sum(duration_ns) FILTER (arguments IS NOT NULL), 0)::BIGINT AS time_ns,
         count(*) AS "rows",
         max({magnitude}) AS magnitude,
+        max({magnitude}) FILTER {real_only} AS largest,
         sum(nan)::BIGINT AS nan,
         sum(inf)::BIGINT AS inf,
         count(DISTINCT step) AS steps,
@@ -139,7 +141,7 @@ class StandsOut:
         writes: the events that wrote over memory, by kind of write.
         first_nonfinite: the first value in order of events that held a NaN or Inf. This is where one was first
             *seen*; its origin may be a value that was not recorded.
-        largest: the first value with the largest finite magnitude.
+        largest: the first value, of those with a floating or complex dtype, with the largest finite magnitude.
         tensors: number of rows that describe a tensor.
         without_statistics: how many of these have neither extremes nor counts, so that nothing is known of their
             numbers.
@@ -198,7 +200,7 @@ def summarize(
     rows = list(
         query(
             trace,
-            _GROUPS.format(by=by, magnitude=_MAGNITUDE, kinds=_KINDS, order=_ORDER[sort]),
+            _GROUPS.format(by=by, magnitude=_MAGNITUDE, real_only=f"(WHERE {_REAL})", kinds=_KINDS, order=_ORDER[sort]),
             (by, *_GROUP_COLUMNS),
             filters,
             values={"top": 2**62 if top is None else top},
@@ -214,8 +216,8 @@ def summarize(
     first = largest = None
     if total["nan"] or total["inf"]:
         first = _first(trace, kind, filters, "nan > 0 OR inf > 0", None)
-    if total["magnitude"] is not None:
-        largest = _first(trace, kind, filters, f"{_MAGNITUDE} = $magnitude", total["magnitude"])
+    if total["largest"] is not None:
+        largest = _first(trace, kind, filters, f"{_REAL} AND {_MAGNITUDE} = $magnitude", total["largest"])
     return Summary(
         by=by,
         kind=kind,
