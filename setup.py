@@ -13,7 +13,7 @@ statistics = Extension(
     py_limited_api=True,
     # NaN and Inf keep their meaning: only the traps and errno, which nobody reads, are given up.
     extra_compile_args=["-O3", "-fno-trapping-math", "-fno-math-errno"],
-    libraries=["m", "pthread"],
+    libraries=["m", "pthread", "dl"],
     optional=True,  # without a compiler the same numbers are computed by torch
 )
 

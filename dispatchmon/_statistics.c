@@ -534,8 +534,8 @@ PyDoc_STRVAR(MEASURE,
   "Write TOTALS float64 to row_address, named by COLUMNS, and return the number of NaN and Inf elements.\n\n"
   "layout is struct.pack(LAYOUT_FORMAT, DTYPES[name], run, step, dims, repeat, *size, *stride), with size and stride\n"
   "filled up to 8 entries and strides in elements: run elements are step apart, dimension 0 is the next. m2 is the\n"
-  "sum of squared differences from mean. Of a complex element the magnitude is measured. With no finite element min is\n"
-  "inf, max is -inf and mean is 0.");
+  "sum of squared differences from mean. Of a complex element the magnitude is measured. With no finite element min\n"
+  "is inf, max is -inf and mean is 0.");
 
 static PyObject *measure(PyObject *self, PyObject *const *args, Py_ssize_t n) {
   pid_t home = *(const pid_t *)PyModule_GetState(self);

@@ -219,7 +219,7 @@ class ModuleTracker:
             self.learn_names()
         elif not self.stack and not again:
             self.learn_names(module)
-        original = module._modules.get("_orig_mod")
+        original = module._modules["_orig_mod"] if "_orig_mod" in module._modules else None  # noqa: SIM401 - ScriptModules
         if original is not None and id(module) not in self.known and id(original) in self.known:
             return self.known[id(original)]  # what torch.compile made of a module stands for it
         return self.known.get(id(module))
@@ -355,9 +355,7 @@ def wrap_module_call() -> None:
         try:
             for tracker, _ in entered:
                 tracker.forward_pre_hook(self, args, kwargs)
-            if (
-                plain and self._compiled_call_impl is None
-            ):  # what the original does, without its frame: deep models stay callable
+            if plain and self._compiled_call_impl is None:  # the original without its frame: deep models stay callable
                 output = self._call_impl(*args, **kwargs)
             else:
                 output = original(self, *args, **kwargs)

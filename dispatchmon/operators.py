@@ -142,7 +142,7 @@ class Arguments:
         values = None if pick is None else pick(args)
         if kwargs:
             values = values, [(k, v) for k, v in kwargs.items() if k in self.by_name]
-        elif values is None:
+        elif pick is None:
             return 0
         key = key_of(values)
         number = self.known.get(key)

@@ -35,6 +35,8 @@ def tensor_bits(tensor: torch.Tensor) -> Any:
         return kind, tensor.is_coalesced(), bits(tensor._indices()), bits(tensor._values())
     if tensor.layout != torch.strided:
         return kind, tensor_bits(tensor.detach().to_dense())
+    if hasattr(tensor, "to_local"):  # DTensor
+        return kind, tensor_bits(tensor.detach().to_local())
     plain = tensor.detach().resolve_conj().resolve_neg()
     return kind, tensor.stride(), plain.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 

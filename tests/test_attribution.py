@@ -468,3 +468,41 @@ def test_forward_in_a_second_thread_is_led_to_its_modules() -> None:
     assert [e[0]["module"] for e in events(rows, op="aten.sigmoid_backward.default")] == ["3"]
     assert [e[0]["forward_event"] for e in events(rows, op="aten.tanh_backward.default")] == [None]
     assert only(events(rows, op="aten.tanh_backward.default")[0], role="output")["shape"] == [4, 8]
+
+
+@pytest.mark.parametrize("given", ["the model", "what torch.compile made of it"])
+def test_a_compiled_model_is_one_call_with_its_name(given) -> None:
+    """What stays visible of a compiled model belongs to it, under the name that the given model has for it."""
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    compiled = torch.compile(model, backend="aot_eager")
+
+    def run():
+        compiled(of(2, 4)).sum().backward()
+
+    rows = record(run, model if given == "the model" else compiled)
+    assert {e[0]["module"] for e in events(rows, op="aten.tanh.default")} == {""}
+    assert {e[0]["module"] for e in events(rows, op="aten.mm.default")} == {""}
+
+
+def test_compiled_eager_shows_every_operator_in_its_module_and_is_undone() -> None:
+    """`compiled="eager"` runs operator by operator; afterwards the model is compiled again."""
+    torch._dynamo.reset()
+    runs = []
+
+    def backend(graph, inputs):
+        def run(*args):
+            runs.append(1)
+            return graph(*args)
+
+        return run
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    with torch.no_grad():
+        compiled(of(2, 4))
+        rows = record(lambda: compiled(of(2, 4)), model, compiled="eager")
+        during = len(runs)
+        compiled(of(2, 4))
+    assert [e[0]["module"] for e in events(rows, op="aten.tanh.default")] == ["1"]
+    assert (during, len(runs)) == (1, 2)

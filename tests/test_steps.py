@@ -224,3 +224,18 @@ def test_caller_is_the_users_line_that_called_the_model() -> None:
     expected = {f"test_steps.py:{line} in run"}
     assert {r["caller"] for r in rows if r["module"] is not None and not (r["name"] or "").endswith(".grad")} - {None} == expected
     assert {r["caller"] for r in rows if r["module"] is None} == {None}
+
+
+def test_a_step_that_grad_scaler_skips_ends_none() -> None:
+    """The optimizer was not called: what follows is one more micro step of the same step."""
+    model, optimizer = model_and_optimizer()
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+
+    def run() -> None:
+        for factor in (1.0, float("inf"), 1.0):
+            scaler.scale(model(torch.ones(2, 3)).sum() * factor).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+
+    assert places(record(run, model), "aten.relu.default") == [(0, 0, "forward"), (1, 0, "forward"), (1, 1, "forward")]

@@ -8,13 +8,13 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 
-def blocks():
+def blocks(inplace):
     return nn.ModuleList(
-        nn.Sequential(nn.Linear(6, 6), nn.GELU(), nn.Dropout(0.3), nn.Linear(6, 6), nn.ReLU(inplace=True)) for _ in range(3)
+        nn.Sequential(nn.Linear(6, 6), nn.GELU(), nn.Dropout(0.3), nn.Linear(6, 6), nn.ReLU(inplace)) for _ in range(2)
     )
 
 
-@program("aten.native_dropout.default", reentrant=True, not_reentrant=False)
+@program("aten.bernoulli_.float", "aten.relu_.default", reentrant=True, not_reentrant=False)
 def checkpoints(reentrant):
     def run(model):
         x = torch.randn(4, 6, requires_grad=True)
@@ -24,7 +24,7 @@ def checkpoints(reentrant):
         y.square().mean().backward()
         return y, x.grad, [p.grad for p in model.parameters()]
 
-    return blocks(), run
+    return blocks(inplace=True), run
 
 
 @program("aten.addmm.default")
@@ -45,7 +45,7 @@ def selective_checkpoints():
         y.square().mean().backward()
         return y, x.grad, computed
 
-    return blocks(), run
+    return blocks(inplace=False), run
 
 
 class Scaled(torch.autograd.Function):
@@ -130,7 +130,7 @@ def writes_through_views():
     return nn.Linear(6, 6), run
 
 
-@program("aten.addmm.default")
+@program("aten._unsafe_view.default")
 def linear_in_inference_mode():
     """Under any dispatch mode `weight.t().requires_grad` turns False here, and `linear` would take another path."""
 

@@ -24,24 +24,22 @@ class Counted:
         return run
 
 
-def network():
-    return nn.Sequential(nn.Linear(3, 8), nn.ReLU(inplace=True), nn.Dropout(0.1), nn.Linear(8, 1))
+class Network(nn.Module):
+    def __init__(self, fullgraph=True):
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(3, 8), nn.ReLU(inplace=True), nn.Dropout(0.1))
+        self.second, self.fullgraph = nn.Linear(8, 1), fullgraph
+
+    def forward(self, x):
+        y = self.first(x)
+        if not self.fullgraph:
+            torch._dynamo.graph_break()
+        return self.second(y)
 
 
 @program(fullgraph=True, with_breaks=False)
 def compiled_model(fullgraph):
     """As many compilations and runs, and `fullgraph=True` still works when first called under a monitor."""
-
-    class Network(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = network(), nn.Linear(1, 1)
-
-        def forward(self, x):
-            y = self.first(x)
-            if not fullgraph:
-                torch._dynamo.graph_break()
-            return self.second(y)
 
     def run(model):
         torch._dynamo.reset()
@@ -58,7 +56,7 @@ def compiled_model(fullgraph):
         assert backend.runs >= 5
         return losses, backend.compilations, backend.runs, [p.grad for p in model.parameters()]
 
-    return Network(), run
+    return Network(fullgraph), run
 
 
 @program(compile_method="method", a_function="function", the_optimizer="optimizer")
@@ -69,7 +67,7 @@ def compiled_in_parts(part):
         optimizer = torch.optim.Adam(model.parameters())
         call, step = model, optimizer.step
         if part == "method":
-            model[0].compile(backend=backend)
+            model.compile(backend=backend)
         elif part == "function":
             call = torch.compile(lambda x: model(x).sin(), backend=backend)
         else:
@@ -84,7 +82,7 @@ def compiled_in_parts(part):
         assert backend.runs >= 3
         return losses, backend.compilations, backend.runs
 
-    return network(), run
+    return Network(), run
 
 
 @program()

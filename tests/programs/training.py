@@ -169,11 +169,11 @@ def autocast_bfloat16():
 def gradient_scaler():
     def run(model):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**120)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
         scales = []
-        for _ in range(6):
+        for i in range(4):
             optimizer.zero_grad()
-            scaler.scale(model(torch.randn(3, 4)).square().mean()).backward()
+            scaler.scale(model(torch.randn(3, 4)).square().mean() * (1e38 if i == 2 else 1)).backward()
             scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             scaler.step(optimizer)

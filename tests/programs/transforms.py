@@ -21,7 +21,7 @@ def function_transforms():
         def writes(x):
             y = x.clone()
             y.mul_(2)
-            torch._foreach_add_([y], 1.0)
+            y[0] = 1.0
             return y.sum()
 
         x = torch.randn(5, 4)
@@ -184,7 +184,7 @@ def other_kinds_of_tensors():
             s.grad.to_dense(), (torch.eye(3).to_sparse_csr() @ torch.ones(3, 2)), (nested * 2).values(),
             torch.relu(q).dequantize(), torch.ones(4, 4).to_mkldnn().to_dense(), (z.conj() * z.imag).resolve_conj(),
             torch._C._is_cow_tensor(lazy), read, tuple(gone.view(-1).shape), meta.shape, torch.randn(0, 3).sum(),
-            torch.ones(3, dtype=torch.float8_e4m3fn).float(), torch.arange(4, dtype=torch.uint16),
+            torch.ones(3, dtype=torch.float8_e4m3fn).float(), torch.tensor([1, 2], dtype=torch.uint16),
         )  # fmt: skip
 
     return None, run
