@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from attribution_truth import judged
@@ -470,6 +471,10 @@ def test_forward_in_a_second_thread_is_led_to_its_modules() -> None:
     assert only(events(rows, op="aten.tanh_backward.default")[0], role="output")["shape"] == [4, 8]
 
 
+@pytest.mark.skipif(
+    not hasattr(TorchDispatchMode, "ignore_compile_internals"),
+    reason="before torch 2.9 a compiled model runs operator by operator under any dispatch mode",
+)
 @pytest.mark.parametrize("given", ["the model", "what torch.compile made of it"])
 def test_a_compiled_model_is_one_call_with_its_name(given) -> None:
     """What stays visible of a compiled model belongs to it, under the name that the given model has for it."""
