@@ -20,7 +20,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from dispatchmon.module_tracker import FOREIGN_KEY, ModuleTracker
-from dispatchmon.operators import COMPOSITE, FLAGGED, HIGHER_ORDER, MAY_LIE, NO_OPERATOR, UNCOUNTED, WAIT, Plan, Plans
+from dispatchmon.operators import (
+    COMPOSITE,
+    FLAGGED,
+    HIGHER_ORDER,
+    KEYED,
+    MAY_LIE,
+    NO_OPERATOR,
+    UNCOUNTED,
+    WAIT,
+    Plan,
+    Plans,
+)
 from dispatchmon.records import ACCUMULATE, CALLBACK, EVENT, FOREIGN, LIVE, PASSED_ON, RAISED, RECOMPUTED, ROW
 from dispatchmon.sources import Sources
 from dispatchmon.torch_internals import (
@@ -28,6 +39,7 @@ from dispatchmon.torch_internals import (
     call_composite,
     graph_task,
     is_opaque,
+    keys_of_the_caller,
     next_sequence_number,
     recomputing,
     running_node,
@@ -36,6 +48,8 @@ from dispatchmon.torch_internals import (
 from dispatchmon.values import Values
 
 pack_event = EVENT.pack
+# What the operator must find as it is without a mode.
+GUARDS: dict[int, Any] = {UNCOUNTED: version_counters_moving, MAY_LIE: version_counters_moving, KEYED: keys_of_the_caller}
 frame_of = sys._getframe
 Pending = tuple[int, int, int, int, int, int]  # event, arguments, context, number, node, source
 
@@ -243,10 +257,7 @@ class RecordingMode(TorchDispatchMode):
         self.nested += 1
         start = perf_counter_ns()
         try:
-            if plan.special in (UNCOUNTED, MAY_LIE):
-                with version_counters_moving():
-                    result = func(*args, **kwargs)
-            else:
+            with GUARDS.get(plan.special, nullcontext)():
                 result = func(*args, **kwargs)
         except BaseException:
             self.nested -= 1
@@ -273,7 +284,7 @@ class RecordingMode(TorchDispatchMode):
     def unrecorded(self, plan: Plan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An operator of a phase that was not asked for: it leaves no row, but its writes count."""
         self.left_out += 1
-        with version_counters_moving() if plan.special in (UNCOUNTED, MAY_LIE) else nullcontext():
+        with GUARDS.get(plan.special, nullcontext)():
             result = func(*args, **kwargs)
         for position, name, _ in plan.writes:
             target = args[position] if position < len(args) else kwargs.get(name)

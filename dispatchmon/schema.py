@@ -8,6 +8,7 @@ tensor columns are null. The rows of one event stand together, and events are in
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -21,6 +22,11 @@ PHASES = ("forward", "backward", "recompute", "optimizer")
 MUTATIONS = ("none", "inplace", "out", "other", "undeclared")
 ROLES = ("input", "output", "grad_output", "grad_input", "value", "grad", "update", "loud", "silent")
 STATISTICS = ("min", "max", "mean", "std", "norm", "nan", "inf", "posinf", "zero")
+
+
+def parts_folder(path: Path) -> Path:
+    """Where a flight recorder keeps the batches of a trace until it is closed, each as a trace of its own."""
+    return path.with_name(f".{path.name}.parts")
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,9 @@ COLUMNS = (
     Column("cause_event", _i64, "of a hazard: the event that wrote, or if nobody is known to have written (mutation `undeclared`) "
            "the one that noticed, and then `forward_event` is the one that saw the value last; of an alert: the event that met "
            "the rule", "any other kind of event"),
+    Column("cells", pa.binary(), "where the non-finite elements lie: a byte whose bits 0, 1, 2 say which of the maps of NaN, "
+           "+Inf, -Inf follow, each of one bit per cell, in the order of the memory (`dispatchmon/cells.py`)",
+           "no element is non-finite, or not measured, or too many elements"),
 )  # fmt: skip
 
 SCHEMA = pa.schema([pa.field(c.name, c.type) for c in COLUMNS])

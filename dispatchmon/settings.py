@@ -27,6 +27,8 @@ class Settings:
     training: bool | None
     compiled: str
     verify_values: bool
+    keep_last: int | None
+    max_bytes: int | None
 
     def wants_step(self, step: int) -> bool:
         """Whether a step is recorded."""
@@ -50,6 +52,8 @@ class Settings:
             "source": self.source,
             "compiled": self.compiled,
             "verify_values": self.verify_values,
+            "keep_last": self.keep_last,
+            "max_bytes": self.max_bytes,
         }
 
 
@@ -65,6 +69,8 @@ def checked(
     training: bool | None,
     compiled: str,
     verify_values: bool,
+    keep_last: int | None,
+    max_bytes: int | None,
     names: Sequence[str] | None,
 ) -> Settings:
     """
@@ -94,6 +100,8 @@ def checked(
         training=training,
         compiled=chosen("compiled", compiled, ("keep", "eager"), empty=False)[0],
         verify_values=bool(verify_values),
+        keep_last=at_least_one("keep_last", keep_last, "the number of recorded steps to keep"),
+        max_bytes=at_least_one("max_bytes", max_bytes, "the size in bytes at which to stop"),
     )
 
 
@@ -114,6 +122,13 @@ def patterns(argument: str, given: str | Sequence[str]) -> tuple[str, ...]:
     if not globs or not all(isinstance(glob, str) for glob in globs):
         raise SettingError(f'{argument} is {given!r}: give a glob, as "*.attn", or a list of globs')
     return globs
+
+
+def at_least_one(argument: str, given: int | None, what: str) -> int | None:
+    """A positive whole number, or None."""
+    if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < 1):
+        raise SettingError(f"{argument} is {given!r}: give {what}, at least 1, or None")
+    return given
 
 
 def near(pattern: str, names: Sequence[str]) -> str:

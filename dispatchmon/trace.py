@@ -13,7 +13,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any
 import pyarrow as pa
 
 from dispatchmon.errors import DispatchmonError, NotATraceError, TraceNotFoundError, TraceVersionError
-from dispatchmon.schema import CLOSING_KEY, FORMAT_MAJOR, FORMAT_MINOR, METADATA_KEY, SCHEMA
+from dispatchmon.schema import CLOSING_KEY, FORMAT_MAJOR, FORMAT_MINOR, METADATA_KEY, SCHEMA, parts_folder
 
 _MAGIC = b"ARROW1"
 _STREAM_START = 8  # the magic, padded: from here an Arrow file reads as an Arrow stream, which needs no footer
@@ -38,7 +39,8 @@ class TraceFile:
 
     `metadata` is what was known when the file was opened, `closing` what was known when it was closed (None if it never
     was), both as in `docs/format.md`. `rows` is the number of rows that can be read, None where a closed file does not
-    say; `batches` is how many record batches hold them.
+    say; `batches` is how many record batches hold them. `parts` are the files that a flight recorder left behind when it
+    was killed: they are read in the place of the file itself.
     """
 
     path: Path
@@ -49,6 +51,7 @@ class TraceFile:
     batches: int
     size: int
     columns: tuple[str, ...]
+    parts: tuple[TraceFile, ...] = ()
 
     @property
     def rank(self) -> int:
@@ -76,9 +79,9 @@ class TraceFile:
         """What a reader of this file must know before trusting it, one sentence each."""
         name, found = self.path.name, []
         if self.cut:
-            found.append(
-                f"{name} was not closed (the process was killed?): read {_number(self.rows or 0, 'row')} up to the cut"
-            )
+            why = "the process was killed?" if self.closing is None else str(self.closing.get("reason"))
+            where = f"from {parts_folder(self.path).name}" if self.parts else "up to the cut"
+            found.append(f"{name} was not closed ({why}): read {_number(self.rows or 0, 'row')} {where}")
         elif self.closing is None:
             found.append(f"{name} has no closing statement: rows may be missing at its end")
         elif not self.complete:
@@ -96,6 +99,10 @@ class TraceFile:
         Raises:
             NotATraceError: a batch is damaged.
         """
+        for part in self.parts:
+            yield from part.scan(columns, on_batch)
+        if self.parts:
+            return
         present = set(self.columns)
         schema = pa.schema([SCHEMA.field(name) for name in columns])
         wanted = [name for name in columns if name in present]
@@ -237,6 +244,20 @@ def _open_folder(folder: Path, files: list[TraceFile], notes: list[str]) -> None
 
 
 def _open_file(path: Path) -> TraceFile:
+    file = _open_one(path)
+    if not file.cut or not (folder := parts_folder(path)).is_dir():
+        return file
+    parts = []
+    for part in sorted(folder.glob("*.arrow")):
+        with suppress(NotATraceError):  # the one that was being begun
+            parts.append(_open_one(part))
+    if not parts:
+        return file
+    rows, batches, size = (sum(getattr(part, name) or 0 for part in parts) for name in ("rows", "batches", "size"))
+    return replace(file, rows=rows, batches=batches, size=size, parts=tuple(parts))
+
+
+def _open_one(path: Path) -> TraceFile:
     if not path.exists():
         raise TraceNotFoundError(f"{path} does not exist")
     if not path.is_file():
