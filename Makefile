@@ -8,13 +8,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 SOURCES := pyproject.toml setup.py MANIFEST.in README.md LICENSE \
-           $(shell find dispatchmon cli -name '*.py' -o -name '*.c' -o -name '*.pyi' -o -name 'py.typed' -o -type d ! -name __pycache__)
+           $(shell find dispatchmon cli -name '*.py' -o -name '*.c' -o -name '*.pyi' -o -name '*.json' -o -name 'py.typed' -o -type d ! -name __pycache__)
 
 # No current directory on sys.path: `import dispatchmon` finds the installed wheel.
 export PYTHONSAFEPATH := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-models lint bench docs clean
+.PHONY: help demo test test-models test-nonfinite behaviour lint bench docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -30,6 +30,12 @@ test: lint ## lint, check types, and test the built wheel
 
 test-models: $(VENV)/.wheel ## compare real architectures of every installed library with and without a monitor
 	@$(BIN)/python tests/models/sweep.py
+
+test-nonfinite: $(VENV)/.wheel ## all judges of `dispatchmon nonfinite`: fuzzed programs, unwritten memory
+	@DISPATCHMON_TEST_ALL=1 DISPATCHMON_TEST_INSTALLED=1 $(BIN)/python -m pytest -n $(WORKERS) -s tests/test_nonfinite_judges.py
+
+behaviour: $(VENV)/.wheel ## learn again what operators do with NaN and Inf, for another torch
+	@$(BIN)/python tools/learn_behaviour.py
 
 lint: $(VENV)/.wheel ## ruff and mypy --strict
 	@echo '[lint] ruff'

@@ -21,7 +21,8 @@ from dispatchmon.schema import COLUMN_NAMES, PHASES, SCHEMA, STATISTICS
 from dispatchmon.sources import described
 
 Ints = npt.NDArray[np.int64]
-MOST_NODES = 1 << 21  # autograd numbers remembered, as a bound on memory; older nodes have no forward event any more
+# Autograd numbers and contexts that are remembered, together 48 MB; older nodes have no forward event any more.
+MOST_NODES = 1 << 19
 REASONS = {
     r.UNSUPPORTED: "values of a kind that has no statistics",
     r.UNREADY: "values not there yet (memory that was not written)",
@@ -63,7 +64,8 @@ class Column:
 
     def take(self, numbers: Ints, valid: npt.NDArray[np.bool_] | None = None) -> pa.Array:
         indices = numbers - self.base
-        return self.array.take(pa.array(indices, mask=None if valid is None else ~valid))
+        gone = indices < 0  # forgotten: unknown by now
+        return self.array.take(pa.array(indices, mask=gone if valid is None else gone | ~valid))
 
     def at(self, numbers: Ints) -> Any:
         return self.array.to_numpy(zero_copy_only=False)[numbers - self.base]
@@ -150,8 +152,6 @@ class Converter:
         contexts, positions = contexts[known.get("contexts", 0) :], positions[known.get("positions", 0) :]
         self.contexts = np.concatenate((self.contexts, contexts))
         self.positions = np.concatenate((self.positions, positions))[-MOST_NODES:]
-        if (excess := len(self.contexts) - MOST_NODES) > 0:
-            self.contexts, self.context_base = self.contexts[excess:], self.context_base + excess
 
     def note_nodes(self, event: Ints, number: Ints, source: Ints) -> None:
         """The first operator after a new autograd number is the one that made the node."""
@@ -168,6 +168,8 @@ class Converter:
         result = self.with_undeclared(self.convert_new(batch, copied=False), batch.undeclared)
         self.next_event = max([self.next_event, *(found[0] + 1 for found in batch.undeclared)])
         self.number, self.learned, self.copied = batch.number + 1, {}, []
+        if (excess := len(self.contexts) - MOST_NODES) > 0:
+            self.contexts, self.context_base = self.contexts[excess:], self.context_base + excess
         return result
 
     def convert_copy(self, batch: Batch) -> pa.RecordBatch | None:

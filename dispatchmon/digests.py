@@ -32,7 +32,7 @@ def digest(tensor: Tensor) -> int | None:
     memory = address_of(tensor)
     if not memory:
         return None
-    size, pointer = extent(tensor), memory + tensor.storage_offset() * tensor.element_size()
+    size, pointer = extent(tensor), memory + int(tensor.storage_offset()) * tensor.element_size()
     if tensor.is_cpu:
         return xxhash.xxh3_64_intdigest((ctypes.c_char * size).from_address(pointer))
     return digest_by_torch(tensor, size)

@@ -86,6 +86,7 @@ class RecordingMode(TorchDispatchMode):
         self.nested = 0  # handlers that wait for an inner operator
         self.own_ns = 0  # time in the handler that was not the operator's
         self.left_out = 0  # operators of phases that were not asked for
+        self.watch: Any = None  # see watch.py; None: a NaN or Inf is only recorded
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -195,7 +196,12 @@ class RecordingMode(TorchDispatchMode):
                         values.see_all(tensor, argument, event)
         if plan.unready:
             values.measuring, values.reason = asked
+        watch, spoiled = self.watch, None
+        if watch is not None and watch.statistics.nonfinite != watch.seen and not self.nested:
+            spoiled = watch.look(values.rows, plan, pending, args, kwargs)
         self.ended(plan, pending, start, duration)
+        if spoiled is not None:
+            watch.speak(spoiled)
 
     def ended(self, plan: Plan, pending: Pending, start: int, duration: int) -> None:
         """The event itself."""

@@ -2,8 +2,8 @@
 The last N recorded steps, on a disk that does not fill.
 
 Each batch is a small trace of its own in a hidden folder beside the path; those whose steps are all too old are deleted.
-Closing joins what is left into one trace. The steps up to the first NaN, and up to the first Inf, are never deleted. Of a process that was
-killed the folder is left, and `open_trace` reads it in the place of the file.
+Closing joins what is left into one trace. The steps up to the first NaN, and up to the first Inf, are never deleted. Of a
+process that was killed the folder is left, and `open_trace` reads it in the place of the file.
 """
 
 from __future__ import annotations
@@ -85,6 +85,18 @@ class FlightRecorder:
         if not self.opened:
             return statement
         joined = TraceWriter(self.folder / "joined.part", self.metadata)
+        try:
+            statement = self.join(joined, statement)
+        except BaseException:
+            joined.abandon()
+            joined.path.unlink(missing_ok=True)
+            raise
+        joined.path.replace(self.path)
+        shutil.rmtree(self.folder)
+        return statement
+
+    def join(self, joined: TraceWriter, statement: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Write what is kept, and a closing statement that counts what is kept."""
         joined.open()
         totals = dict.fromkeys(("events", "rows", "writes", "steps"), 0)
         last_step = -1
@@ -100,10 +112,7 @@ class FlightRecorder:
         skipped = dict(statement["skipped"])
         if dropped := statement["events"] - totals["events"]:
             skipped[DROPPED] = dropped
-        statement = joined.close({**statement, **totals, "skipped": skipped, "kept_for_good": self.kept})
-        joined.path.replace(self.path)
-        shutil.rmtree(self.folder)
-        return statement
+        return joined.close({**statement, **totals, "skipped": skipped, "kept_for_good": self.kept})
 
     def kept_rows(self) -> Iterator[pa.RecordBatch]:
         """The rows of the steps that are kept, part after part."""

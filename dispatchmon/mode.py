@@ -35,6 +35,7 @@ from dispatchmon.statistics import Statistics
 from dispatchmon.tables import Tables
 from dispatchmon.torch_internals import DisableTorchFunction, current_dispatch_mode, take_off_stack
 from dispatchmon.values import Values
+from dispatchmon.watch import Watch, wait_for
 from dispatchmon.writer import TraceWriter
 
 BATCH_ROWS = 1 << 15
@@ -68,6 +69,8 @@ class DispatchMonitor:
             operator, so that every one is seen.
         verify_values: digest each value when it is made and when it is used, to find writes that no operator declares
             (numpy, ctypes, a custom operator that lies); reads every value twice.
+        on_nonfinite: what to do at the first operator that makes a NaN or Inf out of finite values, or a NaN out of Inf:
+            `"record"` it, `"warn"` once, or `"raise"` a `NonFiniteError`; both name the operator and its line.
         keep_last: keep only so many recorded steps, the last ones, and those up to the first NaN and the first Inf.
         max_bytes: stop recording before the trace is larger than this, give or take one batch.
         overwrite: replace a trace that exists.
@@ -77,6 +80,7 @@ class DispatchMonitor:
         SettingError: an argument cannot be meant.
         TraceExistsError: on entering, when `path` exists and `overwrite` is False.
         MonitorStateError: on entering a monitor that is open already.
+        NonFiniteError: in the block, if `on_nonfinite` is `"raise"`.
 
     Nothing that goes wrong while recording reaches the training loop: recording stops with one warning, and `error`
     holds the exception. Not thread-safe: it records the thread that entered it, and the backward passes it starts.
@@ -97,6 +101,7 @@ class DispatchMonitor:
         source: bool = True,
         compiled: str = "keep",
         verify_values: bool = False,
+        on_nonfinite: str = "record",
         keep_last: int | None = None,
         max_bytes: int | None = None,
         overwrite: bool = False,
@@ -119,6 +124,7 @@ class DispatchMonitor:
             training=training,
             compiled=compiled,
             verify_values=verify_values,
+            on_nonfinite=on_nonfinite,
             keep_last=keep_last,
             max_bytes=max_bytes,
             names=names,
@@ -205,6 +211,8 @@ class _Recording:
             self.plans, self.values, self.tracker, self.sources, frozenset(settings.phases), self.flush
         )
         self.mode.full = BATCH_ROWS * ROW.size
+        if settings.on_nonfinite != "record" and self.statistics is not None:
+            self.mode.watch = Watch(self.statistics, self.plans, settings.on_nonfinite == "raise", self.catch_up)
         self.pushed = False
         self.pauses = 0
         self.right_step = True
@@ -336,8 +344,17 @@ class _Recording:
             self.plans.forget_arguments()
         if self.tables.geometries.size - self.tables.geometries.base > Tables.MOST:
             self.values.geometries.forget()
+        if self.sources is not None and self.tables.sources.size - self.tables.sources.base > Tables.MOST:
+            self.sources.forget()
         self.mode.deadline = perf_counter_ns() + BATCH_NS
         self.complain()
+
+    def catch_up(self) -> tuple[Converter, bytes]:
+        """Have all events so far converted; the converter, and the packed events that were not handed over before."""
+        events = bytes(self.mode.events)
+        self.flush()
+        wait_for(lambda: self.sink.converter.number >= self.handover.number or self.sink.over)
+        return self.sink.converter, events
 
     # ------------------------------------------------------------------------------------------------- steps
     def step_ended(self, step: int) -> None:
@@ -390,7 +407,9 @@ class _Recording:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if (name := self.name_of(parameter)) is not None:
-                    self.values.name(parameter, name)  # its memory may be new: `.data =`, `model.double()`, a lazy module
+                    self.values.name(
+                        parameter, name
+                    )  # its memory may be new: `.data =`, `model.double()`, a lazy module
                     if parameter.grad is not None:
                         self.values.name(parameter.grad, name + ".grad")
 

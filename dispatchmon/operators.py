@@ -234,6 +234,7 @@ class Plans(dict[Any, Plan]):
         self.quiet: dict[Any, Plan] = {}  # plans of operators whose flag says that they do not write this time
         self.lying: dict[Any, tuple[int, dict[int, tuple[int, int]]]] = {}
         self.names: dict[int, str] = {}  # of tensor arguments, by number
+        self.roles: dict[int, str] = {}  # `input` or `output`
 
     def __missing__(self, func: Any) -> Plan:
         schema = getattr(func, "_schema", None)
@@ -255,7 +256,7 @@ class Plans(dict[Any, Plan]):
 
         def make(name: str) -> int:
             number = self.arguments.add((role, name, written))
-            self.names[number] = name
+            self.names[number], self.roles[number] = name, role
             return number
 
         return Elements(make, name) if "List" in kind else make(name)

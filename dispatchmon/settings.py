@@ -27,6 +27,7 @@ class Settings:
     training: bool | None
     compiled: str
     verify_values: bool
+    on_nonfinite: str
     keep_last: int | None
     max_bytes: int | None
 
@@ -52,6 +53,7 @@ class Settings:
             "source": self.source,
             "compiled": self.compiled,
             "verify_values": self.verify_values,
+            "on_nonfinite": self.on_nonfinite,
             "keep_last": self.keep_last,
             "max_bytes": self.max_bytes,
         }
@@ -69,6 +71,7 @@ def checked(
     training: bool | None,
     compiled: str,
     verify_values: bool,
+    on_nonfinite: str,
     keep_last: int | None,
     max_bytes: int | None,
     names: Sequence[str] | None,
@@ -100,9 +103,18 @@ def checked(
         training=training,
         compiled=chosen("compiled", compiled, ("keep", "eager"), empty=False)[0],
         verify_values=bool(verify_values),
+        on_nonfinite=reaction(on_nonfinite, stats),
         keep_last=at_least_one("keep_last", keep_last, "the number of recorded steps to keep"),
         max_bytes=at_least_one("max_bytes", max_bytes, "the size in bytes at which to stop"),
     )
+
+
+def reaction(on_nonfinite: str, stats: Iterable[str]) -> str:
+    """What to do when an operator makes a NaN or Inf."""
+    word = chosen("on_nonfinite", on_nonfinite, ("record", "warn", "raise"), empty=False)[0]
+    if word != "record" and not tuple(stats):
+        raise SettingError(f"on_nonfinite is {word!r}, but stats is empty: without statistics no NaN or Inf is seen")
+    return word
 
 
 def chosen(argument: str, given: Iterable[str], allowed: Sequence[str], empty: bool = True) -> tuple[str, ...]:

@@ -73,7 +73,7 @@ def dynamo_takes_for_plain(call: Any) -> None:
     """
     from torch._dynamo.variables import nn_module
 
-    nn_module.unpatched_nn_module_call = call
+    nn_module.unpatched_nn_module_call = call  # type: ignore[attr-defined]
 
 
 def take_off_stack(mode: Any) -> None:

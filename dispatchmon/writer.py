@@ -78,9 +78,10 @@ class TraceWriter:
 
     def abandon(self) -> None:
         """Leave the file as it is, without an end."""
-        os.close(self.number)
-        self.number = -1
-        self.file.close()
+        if self.number >= 0:
+            os.close(self.number)
+            self.number = -1
+            self.file.close()
 
     def append(self, batch: pa.RecordBatch, words: Mapping[bytes, str] | None = None) -> None:
         try:

@@ -13,8 +13,9 @@ from models.architectures import architectures
 # in-place activations and running statistics, convolutions on sound, and those whose bits a no-op mode changes under
 # `inference_mode`.
 SHARE = (
-    "gpt2",
-)
+    "gpt2", "llama_checkpointed", "gpt2_checkpointed_reentrant", "mixtral", "mamba", "longformer", "t5", "hf_resnet",
+    "wavlm", "siglip", "patchtsmixer",
+)  # fmt: skip
 ARCHITECTURES = {each.name: each for each in architectures(["transformers"])}
 
 

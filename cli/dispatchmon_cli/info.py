@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from dispatchmon.trace import TraceFile
+from dispatchmon_cli.layout import Cells
 from dispatchmon_cli.options import Request, reads_trace
-from dispatchmon_cli.report import Cells
 from dispatchmon_cli.wording import count, counted, duration, size
 
 _FROM_METADATA = ("format", "dispatchmon", "torch", "python", "platform", "statistics_backend", "started", "command")

@@ -63,15 +63,27 @@ def behaviour(op: str) -> Behaviour | None:
     known = table()[1]
     packet, _, overload = op.rpartition(".")
     base = packet.replace("_foreach_", "").replace("_fused_", "").rstrip("_")
-    names = (op, f"{packet}.default", f"{base}.{overload}", f"{base}.Tensor", f"{base}.Scalar", f"{base}.default", f"{base}_.{overload}")
+    names = (
+        op,
+        f"{packet}.default",
+        f"{base}.{overload}",
+        f"{base}.Tensor",
+        f"{base}.Scalar",
+        f"{base}.default",
+        f"{base}_.{overload}",
+    )
     found = next((known[name] for name in names if name in known), None)
     if found is None:
         return None
     arguments = {
-        name: Argument(a["n"], a["p"], a["m"], "one" in a["is"], "same" in a["is"], "ignores" in a["is"], "kept" in a["is"])
+        name: Argument(
+            a["n"], a["p"], a["m"], "one" in a["is"], "same" in a["is"], "ignores" in a["is"], "kept" in a["is"]
+        )
         for name, a in found["args"].items()
     }
-    return Behaviour(found["creates"], "view" in found["is"], "moves" in found["is"], frozenset(found["values"]), arguments)
+    return Behaviour(
+        found["creates"], "view" in found["is"], "moves" in found["is"], frozenset(found["values"]), arguments
+    )
 
 
 def plain(arg: str | None) -> str:

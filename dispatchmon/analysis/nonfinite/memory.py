@@ -26,7 +26,8 @@ def span(row: Row) -> tuple[int, int]:
 
 def view(cells: Mask, row: Row) -> Mask:
     """The cells that a tensor shows, in its shape."""
-    assert row.shape is not None and row.stride is not None
+    assert row.shape is not None
+    assert row.stride is not None
     return as_strided(cells[row.offset or 0 :], row.shape, [s * cells.itemsize for s in row.stride])
 
 
@@ -55,7 +56,7 @@ class Memory:
         known = self.storages.get(row.storage if row.storage is not None else -1)
         if known is None or not row.placed:
             return {}
-        found: Labels = {root: nonfinite for root in known.whole}
+        found: Labels = dict.fromkeys(known.whole, nonfinite)
         end = span(row)[1]
         for root, cells in known.cells.items():
             if len(cells) < end:

@@ -30,9 +30,8 @@ def reach(event: Event, b: Behaviour | None, row: Row, mask: Mask, out: Row) -> 
     if not mask.any():
         return np.zeros(shape, bool)
     op = out.op
-    if ("_foreach_" in op or "_fused_" in op) and element(row.arg) and element(out.arg):
-        if element(row.arg) != element(out.arg):
-            return np.zeros(shape, bool)
+    if ("_foreach_" in op or "_fused_" in op) and element(out.arg) and element(row.arg) not in ("", element(out.arg)):
+        return np.zeros(shape, bool)
     if of_argument(b, row.arg).same and broadcasts(mask.shape, shape):
         return np.broadcast_to(mask, shape)
     family = FAMILIES.get(op.split(".")[1].rstrip("_") if op.startswith("aten.") else "")

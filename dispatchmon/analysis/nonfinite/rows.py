@@ -154,7 +154,21 @@ def survey(trace: Trace, rank: int, on_progress: Callable[[float], None] | None 
     losses: set[tuple[int, int]] = set()
     tensors = unmeasured = 0
     largest: tuple[float, pa.RecordBatch, int] | None = None
-    columns = ["kind", "event", "op", "phase", "role", "storage", "version", "dtype", "nan", "inf", "min", "max", "numel"]
+    columns = [
+        "kind",
+        "event",
+        "op",
+        "phase",
+        "role",
+        "storage",
+        "version",
+        "dtype",
+        "nan",
+        "inf",
+        "min",
+        "max",
+        "numel",
+    ]
     columns += ["step", "module", "source", "name", "arg", "shape"]
     for batch in trace.scan(columns, ranks=(rank,), on_progress=on_progress):
         if not batch.num_rows:
@@ -167,7 +181,9 @@ def survey(trace: Trace, rank: int, on_progress: Callable[[float], None] | None 
         unmeasured += pc.and_(real, pc.invert(counted)).true_count
         bad = (_numbers(column("nan"), 0) > 0) | (_numbers(column("inf"), 0) > 0)
         bad &= is_op.to_numpy(zero_copy_only=False)
-        fresh = pc.and_(pc.match_substring_regex(column("op"), _ALLOCATORS), pc.equal(column("role"), "output").fill_null(False))
+        fresh = pc.and_(
+            pc.match_substring_regex(column("op"), _ALLOCATORS), pc.equal(column("role"), "output").fill_null(False)
+        )
         storage = _numbers(column("storage"))
         found = bad | pc.and_(fresh, real).to_numpy(zero_copy_only=False)
         storages.update(np.unique(storage[found]).tolist())
@@ -265,3 +281,30 @@ def _rows(batch: pa.RecordBatch, start: int, end: int) -> list[Row]:
 def is_finite(value: float | None) -> bool:
     """Whether a number is there and finite."""
     return value is not None and math.isfinite(value)
+
+
+def events_by_number(trace: Trace, rank: int, numbers: set[int]) -> dict[int, Event]:
+    """Look up events."""
+    return {event.first.event: event for event in _events_in(trace, rank, numbers)} if numbers else {}
+
+
+def events_between(trace: Trace, rank: int, start: int, stop: int) -> list[Event]:
+    """The events from `start` up to, not including, `stop`."""
+    return list(_events_in(trace, rank, range(max(0, start), stop)))
+
+
+def _events_in(trace: Trace, rank: int, numbers: set[int] | range) -> Iterator[Event]:
+    wanted = np.array(sorted(numbers), np.int64)
+    pending: list[Row] = []
+    for batch in trace.scan(["kind", *COLUMNS], ranks=(rank,)):
+        number = _numbers(batch.column("event"))
+        hit = np.isin(number, wanted) & pc.equal(batch.column("kind"), "op").to_numpy(zero_copy_only=False)
+        if not hit.any():
+            continue
+        for row in _rows(batch.filter(pa.array(hit)), 0, int(hit.sum())):
+            if pending and row.event != pending[0].event:
+                yield Event(pending)
+                pending = []
+            pending.append(row)
+    if pending:
+        yield Event(pending)

@@ -137,9 +137,7 @@ def judge(event: Event, b: Behaviour | None, result: Seen, inputs: list[Seen]) -
     return found
 
 
-def by_counts(
-    found: Judged, event: Event, b: Behaviour | None, result: Seen, inputs: list[Seen], creates: str
-) -> None:
+def by_counts(found: Judged, event: Event, b: Behaviour | None, result: Seen, inputs: list[Seen], creates: str) -> None:
     """Whether there are more non-finite elements than those of the inputs explain."""
     if b is None or not all(a.single for a in b.arguments.values()):
         return

@@ -114,7 +114,10 @@ class Search:
             for root in incoming - shown:
                 self.findings[root].cleared_by.append(number)
         if bad:
-            self.remember(event, inputs, shown, b is None or bool(can_create(b, bad[0], event.inputs)))
+            self.remember(event, inputs, shown)
+            if b is None or can_create(b, bad[0], event.inputs):
+                for root in incoming & shown:
+                    self.findings[root].arithmetic = True
 
     @staticmethod
     def matching(out: Row, inputs: list[Seen]) -> list[Seen]:
@@ -123,14 +126,12 @@ class Search:
             return inputs
         return [each for each in inputs if element(each.row.arg) in ("", place)]
 
-    def remember(self, event: Event, inputs: list[Seen], shown: set[int], arithmetic: bool) -> None:
+    def remember(self, event: Event, inputs: list[Seen], shown: set[int]) -> None:
         """Keep what the chains need of an event with non-finite results."""
         number = event.first.event
         self.events[number] = event
         self.roots[number] = shown
         self.sources[number] = self.parents(inputs)
-        for root in shown:
-            self.findings[root].arithmetic |= arithmetic
         for row in event.rows:
             row.cells = None
 
@@ -155,7 +156,7 @@ class Search:
         if value.nonfinite.shape != (row.shape or ()) or not row.placed:
             known = self.memory.storages.get(row.storage if row.storage is not None else -1)
             roots = {*known.whole, *known.cells} if known is not None else set()
-            value.labels = {root: value.nonfinite for root in roots or {self.outside(row)}}
+            value.labels = dict.fromkeys(roots or {self.outside(row)}, value.nonfinite)
             return value
         value.labels = self.memory.read(row, value.nonfinite)
         named = np.zeros(row.shape or (), bool)
@@ -174,8 +175,8 @@ class Search:
             found = self.finding(UNWRITTEN, missing[0])
             found.made.add("nan" if row.nan else "inf")
             roots = {found.number}
-        elif row.storage in self.arriving and self.arriving[row.storage]:
-            roots = self.arriving[row.storage]
+        elif arrived := self.arriving.get(row.storage if row.storage is not None else -1):
+            roots = arrived
         else:
             roots = {self.outside(row)}
         for root in roots:
@@ -223,7 +224,7 @@ class Search:
             for cause in causes - {found.number}:
                 self.findings[cause].became.add(found.number)
         if not labels:  # nothing explains it: it descends from whatever went in
-            labels = {root: where for each in inputs for root in each.labels}
+            labels = dict.fromkeys((root for each in inputs for root in each.labels), where)
         self.memory.write(out, labels)
         self.wrote(out)
         for root in labels:
@@ -244,8 +245,11 @@ class Search:
             found.spread.setdefault(place, (number, name))
         elif event.first.phase == "optimizer" and out.written:
             found.spread.setdefault("state", (number, None))
-        elif out.written or out.arg == "out0" or "_foreach_" in out.op or not any(
-            o.arg == "out0" and not o.nonfinite for o in event.outputs
+        elif (
+            out.written
+            or out.arg == "out0"
+            or "_foreach_" in out.op
+            or not any(o.arg == "out0" and not o.nonfinite for o in event.outputs)
         ):
             found.ends[storage] = number
 
@@ -258,14 +262,14 @@ class Search:
             self.arriving[out.storage] = roots | self.arriving.get(out.storage, set())
             if out.nonfinite:
                 value = seen(out)
-                labels = {root: value.nonfinite for root in self.arriving[out.storage] or {self.outside(out)}}
+                labels = dict.fromkeys(self.arriving[out.storage] or {self.outside(out)}, value.nonfinite)
                 self.memory.write(out, labels)
                 self.wrote(out)
                 for root in labels:
                     self.spread(self.findings[root], event, out)
             self.followed.add(out.storage)
         if bad:
-            self.remember(event, inputs, roots, False)
+            self.remember(event, inputs, roots)
 
     # ------------------------------------------------------------------------------------------------- the rest
     def unwritten_was_read(self, allocator: Row, reader: Row, written: float) -> int:

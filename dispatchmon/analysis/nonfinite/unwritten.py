@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dispatchmon.analysis.nonfinite.behaviour import Behaviour, of_argument
-from dispatchmon.analysis.nonfinite.memory import covers, span, view
+from dispatchmon.analysis.nonfinite.memory import Memory, span, view
 from dispatchmon.analysis.nonfinite.rows import FINITE_MAX, Event, Row
 from dispatchmon.cells import Mask
 
@@ -32,8 +32,7 @@ class UnwrittenMemory:
     def __init__(self, found: Callable[[Row, Row, float], int], follow: Callable[[int], None]) -> None:
         self.found, self.follow = found, follow
         self.fresh: dict[int, Fresh] = {}
-        self.tainted: dict[int, set[int]] = {}  # storage -> findings whose unwritten elements had a part in its values
-        self.regions: dict[int, Row] = {}  # of the tainted writes
+        self.tainted = Memory()  # values that unwritten elements had a part in
         self.left: set[int] = set()  # findings whose values left for Python: `item`
 
     def unwritten(self, row: Row) -> tuple[Row, Mask] | None:
@@ -52,7 +51,7 @@ class UnwrittenMemory:
         taint: set[int] = set()
         for row in used:
             argument = of_argument(b, row.arg)
-            known = self.tainted.get(row.storage if row.storage is not None else -1)
+            known = set(self.tainted.read(row, np.ones(row.shape or (), bool)))
             if known and not (moves and argument.ignores):
                 taint |= known
                 if "_local_scalar" in op:
@@ -89,12 +88,11 @@ class UnwrittenMemory:
         if storage is None:
             return
         if taint and out.is_float:
-            self.tainted[storage] = self.tainted.get(storage, set()) | taint
-            self.regions.setdefault(storage, out)
+            everywhere = np.ones(out.shape or (), bool)
+            self.tainted.write(out, dict.fromkeys(taint, everywhere))
             self.follow(storage)
-        elif storage in self.tainted and out.written and not taint:
-            if not any(row.storage == storage for row in used) and covers(out, self.regions[storage]):
-                del self.tainted[storage], self.regions[storage]
+        elif out.written or storage in self.tainted.storages:
+            self.tainted.write(out, {})
         if event.allocates:
             if out.is_float and out.placed:
                 self.allocate(event.first if not out.written else out, out, self.kept_by_resize(event, out))
@@ -134,14 +132,13 @@ class UnwrittenMemory:
             widths, written = [1] * len(parts), np.expand_dims(written, dim)
         else:
             widths = [each.shape[dim] if each.shape else 0 for each in parts]
-        if out.storage not in self.fresh:
-            self.allocate(allocator, out, np.ones(shape, bool))
         known = self.fresh.get(out.storage if out.storage is not None else -1)
-        if known is not None:
-            start = sum(widths[:at])
-            place = view(known.cells, out)[(slice(None),) * dim + (slice(start, start + widths[at]),)]
-            if place.shape == written.shape:
-                place[...] = written
+        cells = np.ones(shape, bool) if known is None else view(known.cells, out).copy()
+        start = sum(widths[:at])
+        place = cells[(slice(None),) * dim + (slice(start, start + widths[at]),)]
+        if place.shape == written.shape:
+            place[...] = written
+            self.allocate(allocator, out, cells)
 
     def allocate(self, allocator: Row, row: Row, written: Mask | None) -> None:
         """From here on a tensor's memory is unwritten, but for these elements."""

@@ -66,8 +66,8 @@ def unwritten_matters(search: Search, found: Finding) -> bool:
     unwritten = search.unwritten
     return found.number in unwritten.left or any(
         storage in search.names or search.last_read.get(storage, -1) <= search.last_write.get(storage, 0)
-        for storage, findings in unwritten.tainted.items()
-        if found.number in findings
+        for storage, known in unwritten.tainted.storages.items()
+        if found.number in known.cells or found.number in known.whole
     )
 
 
