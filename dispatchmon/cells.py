@@ -54,6 +54,11 @@ def shrunk(mask: Mask, lengths: Sequence[int]) -> Mask:
     return mask
 
 
+def over(mask: Mask, axes: int | tuple[int, ...], keepdims: bool = False) -> Mask:
+    """Whether any element along these dimensions is set."""
+    return np.asarray(np.any(mask, axis=axes, keepdims=keepdims))
+
+
 def packed(masks: Sequence[Mask]) -> bytes:
     """The maps of NaN, +Inf and -Inf as the bytes of the trace."""
     present = [mask.any() for mask in masks]
@@ -112,7 +117,7 @@ def as_cells(mask: Mask, stride: Sequence[int]) -> Mask:
     shape = mask.shape
     dimensions = _dimensions(shape, stride)
     repeated = tuple(d for d in range(len(shape)) if d not in dimensions)
-    mask = mask.any(axis=repeated) if repeated else mask
+    mask = over(mask, repeated) if repeated else mask
     left = sorted(dimensions)
     mask = mask.transpose([left.index(d) for d in dimensions]) if dimensions else mask.reshape(1)
     sizes = sizes_of(shape, stride)

@@ -75,6 +75,13 @@ def replayed(func, before, rng, value, nan, inf, scalars, finite=False):
     return floats(out) + writes(func, args, kwargs)
 
 
+def by_inputs(func, before, rng, test, inf=False):
+    """What would be non-finite anyway, by the non-finite inputs alone: every finite element is made harmless."""
+    all_finite = all(bool(t.isfinite().all()) for t in floats(before))
+    runs = [replayed(func, before, rng, v, False, inf, True, True) for v in (0.9, 0.37, 0.6)]
+    return [torch.stack([test(t) for t in of_each]).any(0) & (not all_finite) for of_each in zip(*runs, strict=True)]
+
+
 class Truth(TorchDispatchMode):
     """Says of every event what it made itself."""
 
@@ -110,7 +117,7 @@ class Truth(TorchDispatchMode):
         choices = [(v, self.again(func, before, rng, v, True, True, True)) for v in (1.0, 0.37, 1.7)]
         labels = set()
         made = [torch.stack([~o[1][k].isfinite() for o in choices]).all(0) for k in range(len(result))]
-        if any(bool((m & ~r.isfinite()).any()) for m, r in zip(made, result)):
+        if any(bool((m & ~r.isfinite()).any()) for m, r in zip(made, result, strict=True)):
             labels.add("origin")
         keep_scalar = [self.again(func, before, rng, v, True, True, False) for v in (1.0, 0.37, 1.7)]
         own = [
@@ -118,9 +125,9 @@ class Truth(TorchDispatchMode):
             for k in range(len(result))
         ]
         holds_nan = any(isinstance(v, float) and math.isnan(v) for v in tree_leaves(before))
-        if any(bool((m & (r.isinf() | holds_nan)).any()) for m, r in zip(own, result)):
+        if any(bool((m & (r.isinf() | holds_nan)).any()) for m, r in zip(own, result, strict=True)):
             labels.add("deliberate")
-        if any(bool((m & r.isnan() & (not holds_nan)).any()) for m, r in zip(own, result)):
+        if any(bool((m & r.isnan() & (not holds_nan)).any()) for m, r in zip(own, result, strict=True)):
             labels.add("turned")
         keep_inf = [self.again(func, before, rng, v, True, False, False) for v in (1.0, 0.37, 1.7)]
         if any(
@@ -128,29 +135,26 @@ class Truth(TorchDispatchMode):
             for k, r in enumerate(result)
         ):
             labels.add("turned")
-        # would every element made here be non-finite anyway, by its non-finite inputs alone?  (finite elements made harmless)
-        all_finite = all(bool(t.isfinite().all()) for t in floats(before))
-
-        def by_inputs(test, nan, inf):
-            runs = [self.again(func, before, rng, v, nan, inf, True, True) for v in (0.9, 0.37, 0.6)]
-            return [torch.stack([test(o[k]) for o in runs]).any(0) & (not all_finite) for k in range(len(result))]
-
-        anyway = by_inputs(lambda o: ~o.isfinite(), False, False)
+        anyway = by_inputs(func, before, rng, lambda o: ~o.isfinite())
         turned = [
             torch.stack([o[k].isnan() for o in keep_inf]).all(0) & ~made[k] & ~own[k] & r.isnan()
             for k, r in enumerate(result)
         ]
-        by_nan = by_inputs(lambda o: o.isnan(), False, True)
+        by_nan = by_inputs(func, before, rng, lambda o: o.isnan(), inf=True)
         self.hidden[self.event] = {
             n
             for n, m, a in (("origin", made, anyway), ("deliberate", own, anyway), ("turned", turned, by_nan))
-            if n in labels and not any(bool((x & ~y & ~r.isfinite()).any()) for x, y, r in zip(m, a, result))
+            if n in labels
+            and not any(bool((x & ~y & ~r.isfinite()).any()) for x, y, r in zip(m, a, result, strict=True))
         }
         return labels or {"propagated"}
 
 
 class Patch(TorchDispatchMode):
-    """Makes finite what chosen events make themselves: elements that stay non-finite when their non-finite inputs are finite."""
+    """
+    Makes finite what chosen events make themselves: elements that stay non-finite when the non-finite inputs are finite, and
+    that no non-finite input would have spoiled anyway. What such an event only passes on stays.
+    """
 
     def __init__(self, events, value=1.0):
         super().__init__()
@@ -169,8 +173,9 @@ class Patch(TorchDispatchMode):
         with _disable_current_modes():
             result, after = floats(out) + writes(func, args, kwargs), torch.get_rng_state()
             runs = [replayed(func, before, rng, v, True, True, False) for v in (1.0, 0.37, 1.7)]
+            anyway = by_inputs(func, before, rng, lambda o: ~o.isfinite())
             for k, t in enumerate(result):
-                born = ~t.isfinite() & torch.stack([~o[k].isfinite() for o in runs]).all(0)
+                born = ~t.isfinite() & torch.stack([~o[k].isfinite() for o in runs]).all(0) & ~anyway[k]
                 if bool(born.any()):
                     t.copy_(torch.where(born, torch.full((), self.value, dtype=t.dtype), t))
             torch.set_rng_state(after)

@@ -358,10 +358,10 @@ def parameters_made_in_place(m):
     nn.init.trunc_normal_(w)
     nn.init.eye_(w)
     (w @ w).sum().backward()
-    l = nn.LSTM(3, 3)
+    lstm = nn.LSTM(3, 3)
     e = nn.Embedding(5, 3, padding_idx=0)
     nn.utils.parametrizations.weight_norm(nn.Linear(3, 3))(torch.randn(1, 3)).sum().backward()
-    l(e(torch.tensor([[0, 1]])))[0].sum().backward()
+    lstm(e(torch.tensor([[0, 1]])))[0].sum().backward()
 
 
 @correct(lambda: nn.Linear(4, 6))

@@ -1,6 +1,6 @@
 """
-Random programs with partly written memory, and the truth about each: it runs twice, what `empty` returns filled with 7 and
-with -3. Unwritten memory mattered if a result differs, and its first reader is the first event whose result differs
+Random programs with partly written memory, and the truth about each: it runs three times, what `empty` returns filled with
+7, with -3 and with NaN. Unwritten memory mattered if a result differs, and its first reader is the first event whose result differs
 (allocators, views and copies aside).
 
     python tests/nonfinite_unwritten.py FIRST LAST [show]
@@ -18,6 +18,7 @@ from dispatchmon.analysis.nonfinite.findings import ALARM
 from nonfinite_fuzz import floats, report, traced, writes
 
 N, M = 4, 6
+FILLS = 7.0, -3.0, float("nan")
 
 
 def program(seed):
@@ -26,22 +27,18 @@ def program(seed):
     data = [torch.randn(N, M, generator=g) for _ in range(3)]
     mask = torch.rand(N, M, generator=g) > 0.5
     bufs, outs = [], []
-    for _ in range(r.randint(1, 2)):
-        bufs.append(
-            r.choice(
-                [
-                    lambda: torch.empty(N, M),
-                    lambda: torch.empty_like(data[0]),
-                    lambda: data[0].new_empty(N, M),
-                    lambda: torch.empty(M, N).t(),
-                    lambda: torch.empty(2 * N, M)[::2],
-                ]
-            )()
-        )
+    allocators = [
+        lambda: torch.empty(N, M),
+        lambda: torch.empty_like(data[0]),
+        lambda: data[0].new_empty(N, M),
+        lambda: torch.empty(M, N).t(),
+        lambda: torch.empty(2 * N, M)[::2],
+    ]
+    bufs += [r.choice(allocators)() for _ in range(r.randint(1, 2))]
     for _ in range(r.randint(3, 9)):
         b, d = r.choice(bufs), r.choice(data)
         i, j = sorted(r.sample(range(N + 1), 2))
-        k, l = sorted(r.sample(range(M + 1), 2))
+        k, m = sorted(r.sample(range(M + 1), 2))
         what = r.choice(
             [
                 "fill",
@@ -77,9 +74,9 @@ def program(seed):
         elif what == "rows":
             b[i:j] = d[i:j]
         elif what == "cols":
-            b[:, k:l] = d[:, k:l]
+            b[:, k:m] = d[:, k:m]
         elif what == "block":
-            b[i:j, k:l].copy_(d[i:j, k:l])
+            b[i:j, k:m].copy_(d[i:j, k:m])
         elif what == "copy":
             b.copy_(d)
         elif what == "step":
@@ -100,7 +97,7 @@ def program(seed):
         elif what == "readrows":
             outs.append(b[i:j].mul(2))
         elif what == "readblock":
-            outs.append(b[i:j, k:l].mean())
+            outs.append(b[i:j, k:m].mean())
         elif what == "matmul":
             outs.append(d.t() @ b)
         elif what == "clone":
@@ -144,27 +141,31 @@ class Fill(TorchDispatchMode):
         return out
 
 
+def differ(several):
+    """Whether the same tensor differs between the runs; NaN is equal to NaN."""
+    first, *others = (torch.nan_to_num(t.double(), 12345.0) for t in several)
+    return any(not torch.equal(first, other) for other in others)
+
+
+def is_copied(op):
+    """Allocators, views and copies only hand on what is there."""
+    b = behaviour(op)
+    return "empty" in op or "_to_copy" in op or (b is not None and (b.view or b.moves))
+
+
 def runs(seed):
-    got = []
-    for v in (7.0, -3.0):
-        with Fill(v) as mode:
-            outs = program(seed)
-        got.append((outs, mode.log))
-    (a, la), (b, lb) = got
-    matters = any(not torch.equal(x, y) for x, y in zip(a, b))
-    reader = next(
-        (
-            i
-            for i, ((op, x), (_, y)) in enumerate(zip(la, lb))
-            if not all(torch.equal(p, q) for p, q in zip(x, y))
-            and "empty" not in op
-            and not (behaviour(op) and behaviour(op).view)
-            and not (behaviour(op) and behaviour(op).moves)
-            and "_to_copy" not in op
-        ),
-        None,
-    )
-    return matters, reader
+    """Whether unwritten memory matters, and the first event that used it."""
+    outs, logs = [], []
+    for value in FILLS:
+        with Fill(value) as mode:
+            outs.append(program(seed))
+        logs.append(mode.log)
+    matters = any(differ(several) for several in zip(*outs, strict=True))
+    for i, calls in enumerate(zip(*logs, strict=False)):
+        values = zip(*(tensors for _, tensors in calls), strict=True)
+        if not is_copied(calls[0][0]) and any(differ(several) for several in values):
+            return matters, i
+    return matters, None
 
 
 def judge(seed, tally, show=False):

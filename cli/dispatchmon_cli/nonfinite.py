@@ -11,9 +11,9 @@ import click
 
 from dispatchmon.analysis.nonfinite import NonFinite, Origin, find_nonfinite
 from dispatchmon.analysis.nonfinite.answer import Link, Place, Reached
+from dispatchmon_cli.layout import Cells
 from dispatchmon_cli.options import Request, reads_trace
 from dispatchmon_cli.progress import progress_bar
-from dispatchmon_cli.layout import Cells
 from dispatchmon_cli.wording import count, counted, in_module, number
 
 _COLUMNS = ("event", "rank", "step", "phase", "op", "module", "source", "kind", "what", "inputs_finite")

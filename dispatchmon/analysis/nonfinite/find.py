@@ -69,7 +69,8 @@ def find_nonfinite(
 def search(trace: Trace, rank: int, on_progress: Callable[[float], None] | None = None) -> Search:
     """Follow every non-finite value of one rank, and judge where it began."""
     wanted = survey(trace, rank, on_progress)
-    found = Search(wanted)
+    described = (p for file in trace.files if file.rank == rank for p in file.metadata.get("parameters") or ())
+    found = Search(wanted, frozenset(p["name"] for p in described if isinstance(p, dict) and "name" in p))
     if wanted.storages:
         last_touches(trace, rank, wanted)
         found.run(events(trace, rank, found.followed))

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from dispatchmon.analysis.nonfinite.behaviour import Behaviour, element, of_argument, plain
 from dispatchmon.analysis.nonfinite.rows import Event, Row
-from dispatchmon.cells import Mask
+from dispatchmon.cells import Mask, over
 
 MOST_ELEMENTS = 1 << 20  # of a value that is followed element by element
 
@@ -59,13 +58,14 @@ def reduced(event: Event, row: Row, mask: Mask, out: Row) -> Mask | None:
     """An element reaches the one result of its slice."""
     if plain(row.arg) not in ("self", "input"):
         return None
-    found = mask.any(axis=axes(event, mask.ndim), keepdims=True)
-    return found.reshape(out.shape) if found.size == prod(out.shape or ()) else None  # type: ignore[arg-type]
+    found = over(mask, axes(event, mask.ndim), keepdims=True)
+    shape = out.shape or ()
+    return found.reshape(shape) if found.size == prod(shape) else None
 
 
 def along(event: Event, row: Row, mask: Mask, out: Row) -> Mask | None:
     """An element reaches all of its slice."""
-    return np.broadcast_to(mask.any(axis=axes(event, mask.ndim), keepdims=True), mask.shape)
+    return np.broadcast_to(over(mask, axes(event, mask.ndim), keepdims=True), mask.shape)
 
 
 def onward(event: Event, row: Row, mask: Mask, out: Row) -> Mask | None:
@@ -79,7 +79,7 @@ def layer_norm(event: Event, row: Row, mask: Mask, out: Row) -> Mask | None:
     normalized = tuple(range(mask.ndim - len(event.arguments.get("normalized_shape", [])), mask.ndim))
     if plain(row.arg) != "input" or not normalized:
         return None
-    rows = mask.any(axis=normalized, keepdims=True)
+    rows = over(mask, normalized, keepdims=True)
     return np.broadcast_to(rows, mask.shape) if out.arg in ("out0", "result") else rows
 
 
@@ -89,11 +89,11 @@ def layer_norm_backward(event: Event, row: Row, mask: Mask, out: Row) -> Mask | 
     if out.arg in ("out0", "grad_input"):
         if plain(row.arg) in ("grad_out", "input", "mean", "rstd"):
             normalized = tuple(range(mask.ndim - n, mask.ndim))
-            rows = mask.any(axis=normalized, keepdims=True)
+            rows = over(mask, normalized, keepdims=True)
             return np.broadcast_to(rows, shape) if broadcasts(rows.shape, shape) else None
         return None
     if plain(row.arg) == "grad_out" or plain(row.arg) == "input" and mask.ndim > n:
-        return mask.any(axis=tuple(range(mask.ndim - n)))
+        return over(mask, tuple(range(mask.ndim - n)))
     return None
 
 
@@ -104,13 +104,13 @@ def product(event: Event, row: Row, mask: Mask, out: Row) -> Mask | None:
     if adds and arg == "self":
         return np.broadcast_to(mask, shape) if broadcasts(mask.shape, shape) else None
     left = arg in (("mat1", "batch1") if adds else ("self",))
-    found = mask.any(axis=-1 if left else -2, keepdims=True)
+    found = over(mask, -1 if left else -2, keepdims=True)
     return np.broadcast_to(found, shape) if broadcasts(found.shape, shape) else None
 
 
 def matrix_vector(event: Event, row: Row, mask: Mask, out: Row) -> Mask | None:
     """A row of the matrix reaches one element."""
-    return mask.any(axis=-1) if plain(row.arg) in ("self", "mat") and mask.ndim == 2 else None
+    return over(mask, -1) if plain(row.arg) in ("self", "mat") and mask.ndim == 2 else None
 
 
 def joined(event: Event, row: Row, mask: Mask, out: Row) -> Mask | None:
@@ -144,12 +144,12 @@ def picked(event: Event, row: Row, mask: Mask, out: Row) -> Mask | None:
     shape = out.shape or ()
     if out.op.startswith("aten.index_select"):
         dim = event.arguments.get("dim", 0)
-        kept = mask.any(axis=dim, keepdims=True)
+        kept = over(mask, dim, keepdims=True)
     else:
         indices = [r.arg for r in event.inputs if plain(r.arg) == "indices"]
         if indices not in ([], ["indices[0]"]) or not mask.ndim:
             return None
-        kept = mask.any(axis=0)
+        kept = over(mask, 0)
     return np.broadcast_to(kept, shape) if broadcasts(kept.shape, shape) else None
 
 
@@ -157,7 +157,7 @@ def batch_norm(event: Event, row: Row, mask: Mask, out: Row) -> Mask | None:
     """Channels are normalized each by itself."""
     shape = out.shape or ()
     if mask.ndim >= 2:
-        kept = mask.any(axis=(0, *range(2, mask.ndim)))
+        kept = over(mask, (0, *range(2, mask.ndim)))
     elif mask.ndim == 1:
         kept = mask
     else:
@@ -167,7 +167,7 @@ def batch_norm(event: Event, row: Row, mask: Mask, out: Row) -> Mask | None:
     return np.broadcast_to(kept.reshape(1, -1, *[1] * (len(shape) - 2)), shape) if len(shape) > 1 else None
 
 
-Family = Callable[[Event, Row, Mask, Row], Any]
+Family = Callable[[Event, Row, Mask, Row], Mask | None]
 FAMILIES: dict[str, Family] = {
     **dict.fromkeys(
         ("sum", "mean", "nansum", "nanmean", "var", "std", "var_mean", "std_mean", "amax", "amin", "max", "min", "prod",

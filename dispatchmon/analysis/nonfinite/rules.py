@@ -107,8 +107,13 @@ def judge(event: Event, b: Behaviour | None, result: Seen, inputs: list[Seen]) -
     creates = can_create(b, out, event.inputs)
     nan, inf = maps["n"], maps["p"] | maps["m"]
     by_any = nan_by_nan | nan_by_inf
-    # the maps tell elements apart only as finely as the result's cells do
-    cells = (lambda mask: mask.reshape(-1)) if coarse else (lambda mask: as_cells(mask, out.stride or ()))
+
+    def cells(mask: Mask) -> Mask:  # the maps tell elements apart only as finely as the result's cells do
+        return mask.reshape(-1) if coarse else as_cells(mask, out.stride or ())
+
+    def widen(mask: Mask) -> Mask:
+        return np.full((), mask.any()) if coarse else elements(mask, out.shape or (), out.stride or ())
+
     known = result.known or not by_any.any()
     born_nan = cells(nan) & ~cells(by_any)
     turned = cells(nan) & ~cells(nan_by_nan) & cells(nan_by_inf)
@@ -122,10 +127,6 @@ def judge(event: Event, b: Behaviour | None, result: Seen, inputs: list[Seen]) -
     found.born_nan |= bool(born_nan.any())
     found.born_inf |= bool(born_inf.any())
     found.turned |= bool(turned.any()) or (not known and not nan_by_nan.any() and bool(nan.any()))
-    if coarse:
-        widen = lambda mask: np.full((), mask.any())  # noqa: E731
-    else:
-        widen = lambda mask: elements(mask, out.shape or (), out.stride or ())  # noqa: E731
     found.born = widen(born_nan | born_inf)
     turned_all = known and bool(turned.any())
     found.turns = widen(turned) if turned_all else result.nonfinite if found.turned else widen(turned)

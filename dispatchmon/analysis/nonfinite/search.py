@@ -30,8 +30,8 @@ MOST_EVENTS = 50_000  # with non-finite results that are followed
 class Search:
     """What is known after the events so far."""
 
-    def __init__(self, wanted: Wanted) -> None:
-        self.wanted = wanted
+    def __init__(self, wanted: Wanted, parameters: frozenset[str] = frozenset()) -> None:
+        self.wanted, self.parameters = wanted, parameters
         self.followed = set(wanted.storages)
         self.findings: list[Finding] = []
         self.by_key: dict[tuple[int, str], Finding] = {}
@@ -52,8 +52,8 @@ class Search:
     def run(self, events: Iterable[Event]) -> None:
         """Look at all events."""
         dying: dict[int, list[int]] = {}
-        for storage, event in self.wanted.last.items():
-            dying.setdefault(event, []).append(storage)
+        for storage, last in self.wanted.last.items():
+            dying.setdefault(last, []).append(storage)
         for event in events:
             if event.first.role is not None:
                 self.event(event)
@@ -159,6 +159,10 @@ class Search:
             value.labels = dict.fromkeys(roots or {self.outside(row)}, value.nonfinite)
             return value
         value.labels = self.memory.read(row, value.nonfinite)
+        if row.name is not None and row.name.endswith(".grad"):  # it became one after it was made
+            made = [w.event for w in self.writers.get(row.storage or 0, ())] or [row.event]
+            for root in value.labels:
+                self.findings[root].spread.setdefault("gradient", (made[-1], row.name))
         named = np.zeros(row.shape or (), bool)
         for mask in value.labels.values():
             named = named | mask
@@ -240,9 +244,7 @@ class Search:
         if (storage, out.version or 0) in self.wanted.losses:
             found.spread.setdefault("loss", (number, None))
         if name is not None:
-            in_optimizer = event.first.phase == "optimizer"
-            place = "gradient" if name.endswith(".grad") else "parameter" if in_optimizer and out.written else "buffer"
-            found.spread.setdefault(place, (number, name))
+            found.spread.setdefault(self.kind_of(name, event.first.phase == "optimizer"), (number, name))
         elif event.first.phase == "optimizer" and out.written:
             found.spread.setdefault("state", (number, None))
         elif (
@@ -252,6 +254,14 @@ class Search:
             or not any(o.arg == "out0" and not o.nonfinite for o in event.outputs)
         ):
             found.ends[storage] = number
+
+    def kind_of(self, name: str, in_optimizer: bool) -> str:
+        """What a named tensor is."""
+        if name.endswith(".grad"):
+            return "gradient"
+        if name in self.parameters or in_optimizer and not self.parameters:
+            return "parameter"
+        return "state" if in_optimizer else "buffer"
 
     def collective(self, event: Event, inputs: list[Seen], bad: list[Row]) -> None:
         """What other ranks sent is nobody's making here: it descends from what this rank sent, or from outside."""

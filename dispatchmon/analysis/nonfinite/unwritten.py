@@ -147,7 +147,7 @@ class UnwrittenMemory:
             return
         cells = np.zeros(size, bool)
         if written is not None:
-            view(cells, row)[...] = written.reshape(row.shape)  # type: ignore[arg-type]
+            view(cells, row)[...] = written.reshape(row.shape)
             if view(cells, row).all():
                 self.fresh.pop(row.storage, None)
                 return
