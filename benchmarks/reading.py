@@ -32,13 +32,13 @@ def run(path):
     return duckdb.execute(sql, {{"top": 20}}).fetchdf()["rows"][0].item()
 """
 FRAME = """
-import json, resource, sys, time
+import json, sys, time
 {setup}
-start = time.perf_counter()
+start, cpu = time.perf_counter(), time.process_time()
 rows = run(sys.argv[1])
-seconds = time.perf_counter() - start
+seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
 peak = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
-print(json.dumps({{"rows": rows, "seconds": seconds, "peak_mb": peak / 1024}}))
+print(json.dumps({{"rows": rows, "seconds": seconds, "cpu": cpu, "peak_mb": peak / 1024}}))
 """
 
 
@@ -56,11 +56,13 @@ def main(path: str, repeats: int) -> None:
             for name, setup in (("dispatchmon", OURS), ("DuckDB", DUCKDB)):
                 runs[name].append(measure(setup.format(by=by), path))
         seconds = {name: statistics.median(run["seconds"] for run in of) for name, of in runs.items()}
+        cpu = {name: statistics.median(run["cpu"] for run in of) for name, of in runs.items()}
         peaks = {name: max(run["peak_mb"] for run in of) for name, of in runs.items()}
         print(
             f"--by {by:7} {runs['DuckDB'][0]['rows']:>9} rows  "
-            + "  ".join(f"{name} {seconds[name]:.2f} s, {peaks[name]:.0f} MB" for name in runs)
-            + f"  ratio {seconds['dispatchmon'] / seconds['DuckDB']:.2f}",
+            + "  ".join(f"{name} {seconds[name]:.2f} s (CPU {cpu[name]:.2f} s), {peaks[name]:.0f} MB" for name in runs)
+            + f"  ratio {seconds['dispatchmon'] / seconds['DuckDB']:.2f}"
+            + f" (CPU {cpu['dispatchmon'] / cpu['DuckDB']:.2f})",
             flush=True,
         )
 

@@ -41,8 +41,11 @@ def keys_of(value):
 @pytest.mark.parametrize("name", COMMANDS)
 def test_it_has_a_section_with_its_options(name):
     """docs/commands.md has the command's one-line help and names every option."""
-    assert SECTIONS[name].split("\n\n")[1 if SECTIONS[name].startswith("\n\n") else 0].strip().startswith(
-        COMMANDS[name].removesuffix(".")
+    assert (
+        SECTIONS[name]
+        .split("\n\n")[1 if SECTIONS[name].startswith("\n\n") else 0]
+        .strip()
+        .startswith(COMMANDS[name].removesuffix("."))
     )
     for parameter in command_of(name).params:
         for option in parameter.opts if parameter.param_type_name == "option" else ():
@@ -56,7 +59,9 @@ def test_its_json_keys_are_documented(name, capsys):
     answer = json.loads(out)
     assert answer["format"] == 1
     assert answer["warnings"] == []
-    assert {key for key in keys_of(answer) if f"`{key}`" not in SECTIONS[name] + DOCUMENT.partition("\n## ")[0] + SHARED} == set()
+    assert {
+        key for key in keys_of(answer) if f"`{key}`" not in SECTIONS[name] + DOCUMENT.partition("\n## ")[0] + SHARED
+    } == set()
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -134,4 +139,8 @@ def test_a_folder_of_other_files(name, tmp_path, capsys):
     (tmp_path / "notes.txt").write_text("x")
     (tmp_path / "data.arrow").write_bytes(b"hello")
     status, out, err = run(capsys, name, tmp_path, *REQUIRED.get(name, []))
-    assert (status, out, err) == (1, "", f"dispatchmon: {tmp_path} holds no trace; a trace is a file that ends in .arrow\n")
+    assert (status, out, err) == (
+        1,
+        "",
+        f"dispatchmon: {tmp_path} holds no trace; a trace is a file that ends in .arrow\n",
+    )

@@ -50,7 +50,9 @@ def test_filters_choose_rows(capsys):
 
 def test_csv(capsys):
     """A header, every column, lists as text, bytes as digits, null empty and the empty text quoted."""
-    assert run(capsys, "export", "trace.arrow", "--to", "csv", "--step", "0")[1].startswith("wrote  trace.csv\nholds  4 rows")
+    assert run(capsys, "export", "trace.arrow", "--to", "csv", "--step", "0")[1].startswith(
+        "wrote  trace.csv\nholds  4 rows"
+    )
     with open("trace.csv", encoding="utf-8") as file:
         text = file.read()
     rows = list(csv.DictReader(text.splitlines()))

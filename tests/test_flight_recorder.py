@@ -153,7 +153,7 @@ def test_parts_that_cannot_be_joined_stay(tmp_path, monkeypatch):
 
     monkeypatch.setattr(TraceWriter, "write", full)
     monitor = DispatchMonitor(None, path, keep_last=3, quiet=True)
-    with pytest.warns(RuntimeWarning, match="No space left on device"), monitor:
+    with pytest.warns(RuntimeWarning, match="No space left on device"), monitor:  # noqa: PT031
         for _ in range(100):
             x.mul(2)
             monitor.step()

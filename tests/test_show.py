@@ -185,7 +185,10 @@ def test_only_batches_within_the_ranges_are_read(tmp_path, capsys):
     start, end = max(zip(frames, [*frames[1:], len(data)], strict=True), key=lambda ends: ends[1] - ends[0])
     data[start : end - 500] = bytes(end - 500 - start)
     path.write_bytes(data)
-    assert run(capsys, "show", path)[::2] == (1, f"dispatchmon: {path} is damaged: batch 1 of 3 cannot be read; record it again\n")
+    assert run(capsys, "show", path)[::2] == (
+        1,
+        f"dispatchmon: {path} is damaged: batch 1 of 3 cannot be read; record it again\n",
+    )
     for filters in (["--step", "1:"], ["--event", "3000:3003"]):
         status, out, _ = run(capsys, "show", path, *filters)
         assert (status, out.splitlines()[-1]) == (0, "3 rows.")

@@ -249,7 +249,7 @@ def test_unwritable_while_open_is_the_same_error_as_at_the_end(tmp_path, monkeyp
     monkeypatch.setattr(mode, "BATCH_ROWS", 20)
     path, x = tmp_path / "trace.arrow", torch.ones(2)
     monitor = DispatchMonitor(None, path, quiet=True)
-    with pytest.warns(RuntimeWarning, match="it was deleted or replaced") as caught, monitor:
+    with pytest.warns(RuntimeWarning, match="it was deleted or replaced") as caught, monitor:  # noqa: PT031
         path.unlink()
         while monitor.error is None:
             x.add(1)
