@@ -19,7 +19,9 @@ CLOSING_KEY = b"dispatchmon.closing"  # of the last, empty batch: JSON about the
 KINDS = ("op", "module", "parameter", "hazard", "alert")
 PHASES = ("forward", "backward", "recompute", "optimizer")
 MUTATIONS = ("none", "inplace", "out", "other", "undeclared")
-ROLES = ("input", "output", "grad_output", "grad_input", "value", "grad", "update", "loud", "silent")
+MODULE_ROLES = ("input", "output", "grad_output", "grad_input")
+PARAMETER_ROLES = ("value", "raw_grad", "grad", "update", "state")
+ROLES = (*MODULE_ROLES, *PARAMETER_ROLES, "loud", "silent")
 STATISTICS = ("min", "max", "mean", "std", "norm", "nan", "inf", "posinf", "zero")
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from dispatchmon.alerts import Rule
 from dispatchmon.errors import SettingError
 from dispatchmon.schema import PHASES, STATISTICS
 
@@ -18,15 +19,20 @@ StepPattern = str | Callable[[int], bool] | None
 class Settings:
     """The checked arguments of a monitor."""
 
+    record: tuple[str, ...]
     stats: tuple[str, ...]
     steps: StepPattern
     modules: tuple[str, ...]
+    module_types: tuple[str, ...]
     ops: tuple[str, ...]
     phases: tuple[str, ...]
     source: bool
     training: bool | None
     compiled: str
     verify_values: bool
+    on_nonfinite: str
+    rules: tuple[Rule, ...]
+    update_bytes: int
 
     def wants_step(self, step: int) -> bool:
         """Whether a step is recorded."""
@@ -41,15 +47,20 @@ class Settings:
         """For the metadata of the trace."""
         steps = self.steps if self.steps is None or isinstance(self.steps, str) else "callable"
         return {
+            "record": self.record,
             "stats": self.stats,
             "steps": steps,
             "modules": self.modules,
+            "module_types": self.module_types,
             "ops": self.ops,
             "phases": self.phases,
             "training": self.training,
             "source": self.source,
             "compiled": self.compiled,
             "verify_values": self.verify_values,
+            "on_nonfinite": self.on_nonfinite,
+            "rules": [str(rule) for rule in self.rules],
+            "update_bytes": self.update_bytes,
         }
 
 
@@ -59,6 +70,10 @@ def checked(
     stats: Iterable[str],
     steps: StepPattern,
     modules: str | Sequence[str],
+    module_types: str | Sequence[str],
+    on_nonfinite: str,
+    rules: Iterable[Rule],
+    update_bytes: int,
     ops: str | Sequence[str],
     phases: Iterable[str],
     source: bool,
@@ -66,13 +81,15 @@ def checked(
     compiled: str,
     verify_values: bool,
     names: Sequence[str] | None,
+    types: Sequence[str] | None,
 ) -> Settings:
     """
     The settings, or a `SettingError` that says which argument cannot be meant.
 
-    `names` are the qualified names of the model's modules, or None without a model.
+    `names` are the qualified names of the model's modules, `types` those of their classes; None without a model.
     """
-    chosen("record", record, ("ops",), empty=False)
+    recorded = chosen("record", record, ("ops", "modules", "parameters"), empty=False)
+    numbers = chosen("stats", stats, STATISTICS)
     if isinstance(steps, str):
         step_range(steps)
     elif steps is not None and not callable(steps):
@@ -84,17 +101,48 @@ def checked(
         for pattern in module_patterns:
             if pattern != "*" and not any(fnmatchcase(name, pattern) for name in names):
                 raise SettingError(f"modules: no module of the model is called {pattern!r}{near(pattern, names)}")
+    type_patterns = patterns("module_types", module_types) if module_types else ()
+    for pattern in type_patterns if types is not None else ():
+        if not any(fnmatchcase(name, pattern) for name in types or ()):
+            raise SettingError(
+                f"module_types: no module of the model is a {pattern!r}{near(pattern, list(types or ()))}"
+            )
+    asked = checked_rules(rules)
+    action = chosen("on_nonfinite", on_nonfinite, ("record", "warn", "raise"), empty=False)[0]
+    for argument, given in (("rules", bool(asked)), ("on_nonfinite", action != "record")):
+        if given and recorded == ("ops",):
+            raise SettingError(f'{argument} is about modules and parameters: put them into record, as record=("modules",)')
+        if given and not numbers:
+            raise SettingError(f"{argument} needs statistics, and stats is empty")
+    if verify_values and "ops" not in recorded:
+        raise SettingError('verify_values is about operators: put "ops" into record')
+    if isinstance(update_bytes, bool) or not isinstance(update_bytes, int) or update_bytes < 0:
+        raise SettingError(f"update_bytes is {update_bytes!r}: give a number of bytes, 0 for no updates")
     return Settings(
-        stats=chosen("stats", stats, STATISTICS),
+        record=recorded,
+        stats=numbers,
         steps=steps,
         modules=module_patterns,
+        module_types=type_patterns,
         ops=patterns("ops", ops),
         phases=chosen("phases", phases, PHASES, empty=False),
         source=bool(source),
         training=training,
         compiled=chosen("compiled", compiled, ("keep", "eager"), empty=False)[0],
         verify_values=bool(verify_values),
+        on_nonfinite=action,
+        rules=asked,
+        update_bytes=update_bytes,
     )
+
+
+def checked_rules(rules: Iterable[Rule]) -> tuple[Rule, ...]:
+    """The rules, each of which was checked when it was made."""
+    given = (rules,) if isinstance(rules, Rule) else tuple(rules)
+    for rule in given:
+        if not isinstance(rule, Rule):
+            raise SettingError(f'rules: {rule!r} is no Rule; write Rule("layer1.*", "output", "norm", above=100)')
+    return given
 
 
 def chosen(argument: str, given: Iterable[str], allowed: Sequence[str], empty: bool = True) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import wraps
 from types import CodeType, FrameType
 from typing import Any
 
@@ -133,3 +134,35 @@ def runs_below(frame: FrameType | None, code: CodeType) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """The shard of a distributed tensor that this rank holds; any other tensor as it is."""
+    local = getattr(tensor, "_local_tensor", None)
+    return local if isinstance(local, torch.Tensor) else tensor
+
+
+def after_backward(call: Callable[[], None]) -> Callable[[], None]:
+    """
+    Have `call` called in the thread of each backward pass that fills `.grad`, when it is over; returns what ends that.
+
+    The engine's own callbacks (of DDP, of FSDP) have run then. A hook on every parameter would see a gradient before those.
+    """
+    original = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+    over = False
+
+    @wraps(original)
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if not over and kwargs.get("accumulate_grad") and graph_task() == -1 and not torch.compiler.is_compiling():
+            call()
+        return result
+
+    def end() -> None:
+        nonlocal over
+        over = True
+        if torch.autograd._engine_run_backward is run_backward:  # type: ignore[attr-defined]
+            torch.autograd._engine_run_backward = original  # type: ignore[attr-defined]
+
+    torch.autograd._engine_run_backward = run_backward  # type: ignore[attr-defined]
+    return end
