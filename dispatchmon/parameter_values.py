@@ -52,6 +52,7 @@ class ParameterValues:
         self.left: dict[int, tuple[int, int]] = {}  # id of a parameter -> the gradient that was seen last
         self.before_norms: dict[int, float] = {}
         self.handle: Any = None
+        self.armed = False  # the hook has not run yet in this step
         self.late = False  # the optimizer sees its gradients only inside its step
         self.backward_number = writer.operator("backward", "parameter")
         self.end: Callable[[], None] = lambda: None
@@ -128,9 +129,11 @@ class ParameterValues:
         me = weakref.ref(self)
 
         def hook(optimizer: Optimizer, *_: Any) -> None:
-            if (values := me()) is not None:
+            if (values := me()) is not None and values.armed:  # a step that calls its parent's runs its hooks again
+                values.armed = False
                 values.before(optimizer)
 
+        self.armed = True
         self.handle = optimizer.register_step_pre_hook(hook)
 
     def disarm(self) -> None:
