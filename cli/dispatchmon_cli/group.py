@@ -20,6 +20,8 @@ from dispatchmon_cli.wording import printable
 # A subcommand's file is loaded when it is called, so that `dispatchmon --help` answers at once.
 COMMANDS = {
     "summarize": "What ran, what it wrote over, and what stands out.",
+    "structure": "The module tree, with shapes and dtypes of what went in and came out.",
+    "export": "A trace in another format.",
     "info": "What a trace is: version, environment, completeness, cost.",
 }
 
