@@ -12,12 +12,15 @@ A hit is a row of kind `alert` in the trace, one warning per rule, and an except
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import warnings
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
+
+import torch
 
 from dispatchmon import statistics as s
 from dispatchmon.errors import AlertError, NonFiniteError, SettingError
@@ -29,6 +32,7 @@ ROLES = MODULE_ROLES + PARAMETER_ROLES
 MEASURES = ("min", "max", "mean", "std", "norm", "nan", "inf", "posinf", "zero", "magnitude", "ratio")
 MEMORY = 0.9  # weight of the past in a running mean
 ACTIONS = ("warn", "raise")
+SCALED_ROLES = ("grad_input", "grad_output", "raw_grad")  # what a GradScaler scales
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ class Rule:
             raise SettingError(f"a rule's jump is {self.jump!r}: give how many times the running mean, above 1")
 
     def __str__(self) -> str:
-        subject = f"{self.target} {self.role or 'any role'}"
+        subject = f"{self.target or '(model)'} {self.role or 'any role'}"
         if self.nonfinite:
             return f"{subject} is non-finite"
         if self.jump is not None:
@@ -139,7 +143,7 @@ class Alerts:
         self.means: dict[tuple[Rule, str | None, int], tuple[float, int]] = {}
         self.warned: set[Rule] = set()
         self.ratio: float | None = None  # of the update that is being seen
-        self.hits = 0
+        self.scaled: bool | None = None
 
     def learn_argument(self, number: int, role: str, arg: str) -> None:
         """What a number in the rows means."""
@@ -152,7 +156,7 @@ class Alerts:
         if found is None:
             found = tuple(
                 rule
-                for rule in (*self.rules, *([self.watch] if self.watch is not None else []))
+                for rule in self.rules
                 if rule.role in (None, role) and fnmatchcase(subject or "", rule.target)
             )
             self.matching[key] = found
@@ -161,20 +165,29 @@ class Alerts:
     def check(self, subject: str | None, values: Values, first: int) -> list[Hit]:
         """The rules that the rows since `first` meet."""
         hits: list[Hit] = []
+        watched = (self.watch,) if self.watch is not None else ()
         for at in range(first, len(values.rows), ROW.size):
             row = bytes(values.rows[at : at + ROW.size])
             _, number, _, _, _, slot = ROW.unpack(row)
             if slot < 0 or number not in self.arguments or values.statistics is None:
                 continue
             role, arg = self.arguments[number]
-            for rule in self.wants(subject, role):
+            for rule in (*self.wants(subject, role), *watched):
                 totals = totals_at(values.statistics, slot)
                 hit = self.met(rule, totals, subject, number)
+                if hit is not None and rule is self.watch and role in SCALED_ROLES and self.a_scaler_is_at_work():
+                    continue
                 if hit is not None:
                     nan, inf = int(totals[s.NAN]), int(totals[s.INF])
                     hits.append(Hit(rule, row, subject, role, arg, *hit, nan, inf))
-        self.hits += len(hits)
         return hits
+
+    def a_scaler_is_at_work(self) -> bool:
+        """Whether a GradScaler lives: then a gradient that overflows is no accident. Looked up once."""
+        if self.scaled is None:
+            kind = torch.amp.GradScaler
+            self.scaled = any(issubclass(type(each), kind) and each.is_enabled() for each in gc.get_objects())
+        return self.scaled
 
     def met(self, rule: Rule, totals: Any, subject: str | None, number: int) -> tuple[float, float | None] | None:
         """(value, running mean) if these totals meet the rule."""
