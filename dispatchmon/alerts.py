@@ -155,9 +155,7 @@ class Alerts:
         found = self.matching.get(key)
         if found is None:
             found = tuple(
-                rule
-                for rule in self.rules
-                if rule.role in (None, role) and fnmatchcase(subject or "", rule.target)
+                rule for rule in self.rules if rule.role in (None, role) and fnmatchcase(subject or "", rule.target)
             )
             self.matching[key] = found
         return found

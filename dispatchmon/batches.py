@@ -98,8 +98,11 @@ class Converter:
         self.tally = Tally()
         i64 = pa.int64()
         self.columns: dict[str, dict[str, Column]] = {
-            "operators": {"name": text(lambda o: o[0]), "mutation": text(lambda o: o[1]),
-                          "kind": text(lambda o: o[2] if len(o) > 2 else "op")},  # fmt: skip
+            "operators": {
+                "name": text(lambda o: o[0]),
+                "mutation": text(lambda o: o[1]),
+                "kind": text(lambda o: o[2] if len(o) > 2 else "op"),
+            },
             "arguments": {
                 "role": text(lambda a: a[0]),
                 "name": text(lambda a: a[1]),

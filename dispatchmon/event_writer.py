@@ -112,7 +112,15 @@ class EventWriter:
         literal = self.tables.literals.add(hit.as_json())
         self.mode.add_event(
             pack_event(
-                event, self.operator(name, "alert"), literal, context, -1, node, source, perf_counter_ns(), ALERT - cause
+                event,
+                self.operator(name, "alert"),
+                literal,
+                context,
+                -1,
+                node,
+                source,
+                perf_counter_ns(),
+                ALERT - cause,
             )
         )
 

@@ -338,6 +338,12 @@ class _Recording:
         stands_out = "no NaN or Inf" if tally.first_nonfinite is None else first_nonfinite(tally.first_nonfinite)
         if tally.undeclared:
             stands_out = f"{plural(tally.undeclared, 'undeclared write')}, {stands_out}"
+        if not self.dispatches:  # writes were not seen
+            did = f"{plural(tally.events, 'event')} in {plural(len(tally.steps), 'step')}"
+            return (
+                f"dispatchmon: {did} to {self.path} ({size / 1e6:.1f} MB), {stands_out}. "
+                f"Next: dispatchmon summarize {self.path}"
+            )
         what = "operators" if self.settings.record == ("ops",) else "events"
         did = f"{spaced(tally.events)} {what} in {plural(len(tally.steps), 'step')}"
         writes = plural(tally.writes, "in-place write")

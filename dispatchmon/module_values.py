@@ -98,7 +98,16 @@ class ModuleValues:
         shown = phase in self.phases
         now = perf_counter_ns()
         call = Call(
-            len(tracker.stack), name, operator, context, node, self.line() if shown or watch else 0, watch, shown, now, 0
+            len(tracker.stack),
+            name,
+            operator,
+            context,
+            node,
+            self.line() if shown or watch else 0,
+            watch,
+            shown,
+            now,
+            0,
         )
         self.calls.append(call)
         if shown or watch:
@@ -169,7 +178,6 @@ class ModuleValues:
         me, node = weakref.ref(self), FOREIGN - call.context
         operator, context, source, name = call.operator, call.context, call.source, call.name
 
-        @unserializable_hook  # torch.save(tensor) would warn
         def hook(gradient: Tensor | None) -> None:
             values = me()
             if gradient is None or values is None or not values.writer.active:
@@ -181,6 +189,7 @@ class ModuleValues:
             except Exception as error:
                 values.writer.guarded(error)
 
+        unserializable_hook(hook)  # torch.save(tensor) would warn
         try:
             handle = tensor.register_hook(hook)
         except RuntimeError:
@@ -199,8 +208,8 @@ def members(value: Any) -> Iterator[tuple[str, Any]]:
         if fields:
             return ((f".{name}", member) for name, member in zip(fields, value))  # noqa: B905
         return ((f"[{i}]", member) for i, member in enumerate(value))
-    fields = getattr(type(value), "__dataclass_fields__", ())
-    return ((f".{name}", getattr(value, name, None)) for name in fields)
+    declared = getattr(type(value), "__dataclass_fields__", {})
+    return ((f".{name}", getattr(value, name, None)) for name in declared)
 
 
 def is_of(kind: type, types: Sequence[str]) -> bool:

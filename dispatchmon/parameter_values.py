@@ -15,7 +15,6 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
@@ -207,7 +206,7 @@ class ParameterValues:
                 self.writer.write(operator, context, LIVE, source, perf_counter_ns(), UNTIMED, seen, name, rows)
 
     def update_row(self, parameter: Tensor) -> list[bytes]:
-        """The row of what was added, with the name and the shape of its parameter: the number is in no tensor of the program."""
+        """The row of what was added, with name and shape of its parameter; no tensor of the program holds the number."""
         local = local_part(parameter)
         slot = None if self.updates is None else self.updates.measure(local)
         if slot is None:

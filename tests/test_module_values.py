@@ -58,7 +58,9 @@ def test_1_inplace_relu_input_equals_that_of_an_ordinary_one(record_):
     inputs = []
     for inplace in (True, False):
         model = network(inplace)
-        inputs.append(only(record(train(model, images), model, record=record_), kind="module", module="1", role="input"))
+        inputs.append(
+            only(record(train(model, images), model, record=record_), kind="module", module="1", role="input")
+        )
     assert numbers(inputs[0]) == numbers(inputs[1])
     assert inputs[0]["min"] < 0
     assert inputs[0]["nan"] > 0
@@ -110,7 +112,9 @@ def test_4_structure_alone():
 def hook_tables(model: nn.Module) -> list[Any]:
     """Every table of hooks that torch keeps for modules and for this model."""
     mine = [v for m in model.modules() for k, v in sorted(vars(m).items()) if "hook" in k]
-    return mine + [v for k, v in sorted(vars(torch_module).items()) if k.startswith("_global_") and hasattr(v, "values")]
+    return mine + [
+        v for k, v in sorted(vars(torch_module).items()) if k.startswith("_global_") and hasattr(v, "values")
+    ]
 
 
 def test_5_backward_alone_registers_no_forward_hook(tmp_path):

@@ -210,8 +210,7 @@ def test_under_a_gradient_scaler(fused):
 
     rows = record(run, model, **PARAMETERS)
     steps = [r for r in rows if r["name"] == "0.weight.grad"]
-    roles = [r["role"] for r in steps]
-    assert roles == (["raw_grad", "grad"] if not fused else ["raw_grad", "grad"]) + roles[2:]
+    assert [r["role"] for r in steps[:2]] == ["raw_grad", "grad"]
     assert steps[0]["norm"] == pytest.approx(steps[1]["norm"] * 1024, rel=1e-5)
     assert any(r["nan"] or r["inf"] for r in rows if r["role"] == "raw_grad")
 

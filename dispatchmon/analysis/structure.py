@@ -95,6 +95,4 @@ def _module(name: str, kind: str, rows: list[Mapping[str, Any]]) -> ModuleShape:
             if row["role"] == role
         )
 
-    return ModuleShape(
-        name, kind, calls("input") or calls("output") or calls(None), ports("input"), ports("output")
-    )
+    return ModuleShape(name, kind, calls("input") or calls("output") or calls(None), ports("input"), ports("output"))

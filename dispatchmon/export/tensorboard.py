@@ -53,7 +53,11 @@ def write_run(file: IO[bytes], began: float, all_of: Iterator[Scalar]) -> int:
         values, first = bytearray(), None
         for each in group:
             first = each.start_ns if first is None else min(first, each.start_ns)
-            value = text(1, f"{each.of}/{each.quantity}/{each.statistic}") + b"\x15" + struct.pack("<f", clipped(each.value))
+            value = (
+                text(1, f"{each.of}/{each.quantity}/{each.statistic}")
+                + b"\x15"
+                + struct.pack("<f", clipped(each.value))
+            )
             values += bytes_field(1, value)
             n += 1
         file.write(record(event(began + (first or 0) / 1e9, step, bytes_field(5, bytes(values)))))
@@ -107,6 +111,7 @@ def record(content: bytes) -> bytes:
 
 
 def masked(crc: int) -> bytes:
+    """A checksum as the file holds it."""
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
