@@ -142,27 +142,37 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     return local if isinstance(local, torch.Tensor) else tensor
 
 
+_AFTER_BACKWARD: list[Callable[[], None]] = []
+
+
 def after_backward(call: Callable[[], None]) -> Callable[[], None]:
     """
     Have `call` called in the thread of each backward pass that fills `.grad`, when it is over; returns what ends that.
 
     The engine's own callbacks (of DDP, of FSDP) have run then. A hook on every parameter would see a gradient before those.
     """
-    original = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
-    over = False
+    engine: Any = torch.autograd
+
+    def end() -> None:
+        if call in _AFTER_BACKWARD:
+            _AFTER_BACKWARD.remove(call)
+        door = engine._engine_run_backward
+        if not _AFTER_BACKWARD and getattr(door, "of_dispatchmon", False):  # else: somebody else wrapped it since
+            engine._engine_run_backward = door.__wrapped__
+
+    _AFTER_BACKWARD.append(call)
+    original = engine._engine_run_backward
+    if getattr(original, "of_dispatchmon", False):
+        return end
 
     @wraps(original)
     def run_backward(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        if not over and kwargs.get("accumulate_grad") and graph_task() == -1 and not torch.compiler.is_compiling():
-            call()
+        if kwargs.get("accumulate_grad") and graph_task() == -1 and not torch.compiler.is_compiling():
+            for each in tuple(_AFTER_BACKWARD):
+                each()
         return result
 
-    def end() -> None:
-        nonlocal over
-        over = True
-        if torch.autograd._engine_run_backward is run_backward:  # type: ignore[attr-defined]
-            torch.autograd._engine_run_backward = original  # type: ignore[attr-defined]
-
-    torch.autograd._engine_run_backward = run_backward  # type: ignore[attr-defined]
+    run_backward.of_dispatchmon = True  # type: ignore[attr-defined]
+    engine._engine_run_backward = run_backward
     return end
