@@ -22,7 +22,7 @@ from dispatchmon.event_writer import UNTIMED, EventWriter, Seen
 from dispatchmon.module_tracker import ModuleTracker
 from dispatchmon.module_values import is_of
 from dispatchmon.records import FOREIGN, FORWARD, LIVE, NO_STORAGE, OPTIMIZER, ROW
-from dispatchmon.torch_internals import after_backward, graph_task, local_part
+from dispatchmon.torch_internals import DisableTorchFunction, after_backward, graph_task, local_part
 from dispatchmon.updates import Updates
 
 Names = dict[int, tuple[weakref.ref[nn.Module], str, str]]  # id of a parameter -> its module, its key there, its name
@@ -145,7 +145,8 @@ class ParameterValues:
         if not self.writer.active:
             return
         try:
-            self.see_before(optimizer)
+            with DisableTorchFunction():
+                self.see_before(optimizer)
         except Exception as error:
             self.writer.guarded(error)
 
@@ -186,7 +187,8 @@ class ParameterValues:
         if not self.writer.active or "optimizer" not in self.phases:
             return
         try:
-            self.see_after(optimizer)
+            with DisableTorchFunction():
+                self.see_after(optimizer)
         except Exception as error:
             self.writer.guarded(error)
 
@@ -228,15 +230,19 @@ class ParameterValues:
         if not self.writer.active or get_ident() != self.tracker.thread or graph_task() != -1:
             return
         try:
-            self.learn()
-            source = self.line()
-            for module, key, name in list(self.names.values()):
-                owner = module()
-                parameter = None if owner is None else owner._parameters.get(key)
-                if parameter is not None and parameter.grad is not None and self.wanted(name):
-                    self.see_gradient(parameter, parameter.grad, name, source)
+            with DisableTorchFunction():
+                self.see_gradients()
         except Exception as error:
             self.writer.guarded(error)
+
+    def see_gradients(self) -> None:
+        self.learn()
+        source = self.line()
+        for module, key, name in list(self.names.values()):
+            owner = module()
+            parameter = None if owner is None else owner._parameters.get(key)
+            if parameter is not None and parameter.grad is not None and self.wanted(name):
+                self.see_gradient(parameter, parameter.grad, name, source)
 
     def see_gradient(self, parameter: Tensor, gradient: Tensor, name: str, source: int) -> None:
         tag = self.writer.values.tag_of(local_part(gradient))
