@@ -8,16 +8,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 SOURCES := pyproject.toml setup.py MANIFEST.in README.md LICENSE \
-           $(shell find dispatchmon cli -name '*.py' -o -name '*.c' -o -name '*.pyi' -o -name 'py.typed' -o -type d ! -name __pycache__)
+           $(shell find dispatchmon cli -name '*.py' -o -name '*.c' -o -name '*.pyi' -o -name '*.json' -o -name 'py.typed' -o -type d ! -name __pycache__)
 
 # No current directory on sys.path: `import dispatchmon` finds the installed wheel.
 export PYTHONSAFEPATH := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench docs clean
+.PHONY: help demo test test-models test-nonfinite behaviour lint bench docs clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
 
 demo: $(VENV)/.wheel ## train a small network under the monitor and summarize its trace
 	@$(BIN)/python examples/train_digits.py
@@ -27,6 +27,15 @@ demo: $(VENV)/.wheel ## train a small network under the monitor and summarize it
 test: lint ## lint, check types, and test the built wheel
 	@echo '[test] pytest'
 	@DISPATCHMON_TEST_INSTALLED=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+test-models: $(VENV)/.wheel ## compare real architectures of every installed library with and without a monitor
+	@$(BIN)/python tests/models/sweep.py
+
+test-nonfinite: $(VENV)/.wheel ## all judges of `dispatchmon nonfinite`: fuzzed programs, unwritten memory
+	@DISPATCHMON_TEST_ALL=1 DISPATCHMON_TEST_INSTALLED=1 $(BIN)/python -m pytest -n $(WORKERS) -s tests/test_nonfinite_judges.py
+
+behaviour: $(VENV)/.wheel ## learn again what operators do with NaN and Inf, for another torch
+	@$(BIN)/python tools/learn_behaviour.py
 
 lint: $(VENV)/.wheel ## ruff and mypy --strict
 	@echo '[lint] ruff'
@@ -60,3 +69,8 @@ $(VENV)/.wheel: $(VENV)/.torch $(SOURCES)
 	@$(PIP) install --force-reinstall --no-deps dist/dispatchmon-*.whl
 	@$(PIP) install --constraint constraints.txt "$$(echo dist/dispatchmon-*.whl)[dev]"
 	@touch $@
+
+.PHONY: test-operators
+test-operators: $(VENV)/.wheel ## torch's whole operator database under the monitor, and docs/coverage.md
+	@for k in 1 2; do $(BIN)/python tests/operator_sweep.py --samples 6 --share $$k/2 --json $(VENV)/sweep$$k.json & done; wait
+	@$(BIN)/python tests/operator_sweep.py --write-docs $(VENV)/sweep1.json $(VENV)/sweep2.json

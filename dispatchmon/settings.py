@@ -31,6 +31,8 @@ class Settings:
     compiled: str
     verify_values: bool
     on_nonfinite: str
+    keep_last: int | None
+    max_bytes: int | None
     rules: tuple[Rule, ...]
     update_bytes: int
 
@@ -59,6 +61,8 @@ class Settings:
             "compiled": self.compiled,
             "verify_values": self.verify_values,
             "on_nonfinite": self.on_nonfinite,
+            "keep_last": self.keep_last,
+            "max_bytes": self.max_bytes,
             "rules": [str(rule) for rule in self.rules],
             "update_bytes": self.update_bytes,
         }
@@ -71,7 +75,6 @@ def checked(
     steps: StepPattern,
     modules: str | Sequence[str],
     module_types: str | Sequence[str],
-    on_nonfinite: str,
     rules: Iterable[Rule],
     update_bytes: int,
     ops: str | Sequence[str],
@@ -80,6 +83,9 @@ def checked(
     training: bool | None,
     compiled: str,
     verify_values: bool,
+    on_nonfinite: str,
+    keep_last: int | None,
+    max_bytes: int | None,
     names: Sequence[str] | None,
     types: Sequence[str] | None,
 ) -> Settings:
@@ -108,14 +114,10 @@ def checked(
                 f"module_types: no module of the model is a {pattern!r}{near(pattern, list(types or ()))}"
             )
     asked = checked_rules(rules)
-    action = chosen("on_nonfinite", on_nonfinite, ("record", "warn", "raise"), empty=False)[0]
-    for argument, given in (("rules", bool(asked)), ("on_nonfinite", action != "record")):
-        if given and recorded == ("ops",):
-            raise SettingError(
-                f'{argument} is about modules and parameters: put them into record, as record=("modules",)'
-            )
-        if given and not numbers:
-            raise SettingError(f"{argument} needs statistics, and stats is empty")
+    if asked and recorded == ("ops",):
+        raise SettingError('rules are about modules and parameters: put them into record, as record=("modules",)')
+    if asked and not numbers:
+        raise SettingError("rules need statistics, and stats is empty")
     if verify_values and "ops" not in recorded:
         raise SettingError('verify_values is about operators: put "ops" into record')
     if isinstance(update_bytes, bool) or not isinstance(update_bytes, int) or update_bytes < 0:
@@ -132,7 +134,9 @@ def checked(
         training=training,
         compiled=chosen("compiled", compiled, ("keep", "eager"), empty=False)[0],
         verify_values=bool(verify_values),
-        on_nonfinite=action,
+        on_nonfinite=reaction(on_nonfinite, stats),
+        keep_last=at_least_one("keep_last", keep_last, "the number of recorded steps to keep"),
+        max_bytes=at_least_one("max_bytes", max_bytes, "the size in bytes at which to stop"),
         rules=asked,
         update_bytes=update_bytes,
     )
@@ -145,6 +149,14 @@ def checked_rules(rules: Iterable[Rule]) -> tuple[Rule, ...]:
         if not isinstance(rule, Rule):
             raise SettingError(f'rules: {rule!r} is no Rule; write Rule("layer1.*", "output", "norm", above=100)')
     return given
+
+
+def reaction(on_nonfinite: str, stats: Iterable[str]) -> str:
+    """What to do when an operator makes a NaN or Inf."""
+    word = chosen("on_nonfinite", on_nonfinite, ("record", "warn", "raise"), empty=False)[0]
+    if word != "record" and not tuple(stats):
+        raise SettingError(f"on_nonfinite is {word!r}, but stats is empty: without statistics no NaN or Inf is seen")
+    return word
 
 
 def chosen(argument: str, given: Iterable[str], allowed: Sequence[str], empty: bool = True) -> tuple[str, ...]:
@@ -164,6 +176,13 @@ def patterns(argument: str, given: str | Sequence[str]) -> tuple[str, ...]:
     if not globs or not all(isinstance(glob, str) for glob in globs):
         raise SettingError(f'{argument} is {given!r}: give a glob, as "*.attn", or a list of globs')
     return globs
+
+
+def at_least_one(argument: str, given: int | None, what: str) -> int | None:
+    """A positive whole number, or None."""
+    if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < 1):
+        raise SettingError(f"{argument} is {given!r}: give {what}, at least 1, or None")
+    return given
 
 
 def near(pattern: str, names: Sequence[str]) -> str:

@@ -79,6 +79,11 @@ class Sources:
             number = self.numbers[key] = self.table.add((code, instruction))
         return number
 
+    def forget(self) -> None:
+        """Start again: a program that makes ever new code (`exec`) must not fill the memory."""
+        self.numbers.clear()
+        self.table.forget()
+
     def caller(self, frame: FrameType | None) -> int:
         """Number of the nearest line that is in no installed package either; 0 if there is none."""
         while frame is not None:

@@ -13,8 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dispatchmon.cells import runs_of
 from dispatchmon.records import FAILED, UNSUPPORTED
-from dispatchmon.statistics import MEASURABLE, Layout, Statistics, layout_of, runs_of
+from dispatchmon.statistics import MEASURABLE, Layout, Statistics, layout_of
 from dispatchmon.torch_internals import kernels_only
 
 Place = tuple[torch.device, torch.dtype]

@@ -273,9 +273,9 @@ def test_a_rule_that_cannot_be_meant(given, words):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"rules": [Rule(nonfinite=True)]}, 'rules is about modules and parameters: put them into record, as record=("modules",)'),
+        ({"rules": [Rule(nonfinite=True)]}, 'rules are about modules and parameters: put them into record, as record=("modules",)'),
         ({"rules": ["x above 1"], "record": "modules"}, "rules: 'x above 1' is no Rule"),
-        ({"rules": [Rule(above=1)], "record": "modules", "stats": ()}, "rules needs statistics, and stats is empty"),
+        ({"rules": [Rule(above=1)], "record": "modules", "stats": ()}, "rules need statistics, and stats is empty"),
         ({"record": "modules", "verify_values": True}, 'verify_values is about operators: put "ops" into record'),
         ({"update_bytes": -1}, "update_bytes is -1: give a number of bytes, 0 for no updates"),
     ],

@@ -32,9 +32,9 @@ def path(tmp_path_factory):
 def test_tensorboard_reads_it(path, tmp_path, capsys):
     """TensorBoard's own reader finds the tags, and over the steps the numbers of the trace."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    status, out, _ = run(capsys, "export", path, "--to", "tensorboard", "-o", tmp_path / "runs" / "x")
-    assert (status, out.split()[-1]) == (0, str(tmp_path / "runs" / "x"))
-    events = accumulator.EventAccumulator(str(tmp_path / "runs" / "x"), size_guidance={"scalars": 0}).Reload()
+    status, out, _ = run(capsys, "export", path, "--to", "tensorboard", "-o", tmp_path / "runs")
+    assert (status, out.split()[:2]) == (0, ["wrote", str(tmp_path / "runs")])
+    events = accumulator.EventAccumulator(str(tmp_path / "runs"), size_guidance={"scalars": 0}).Reload()
     tags = set(events.Tags()["scalars"])
     assert tags >= {
         "1/input/min", "1/output/max", "1/grad_input/norm", "(model)/input/mean", "0.weight/value/norm", "0.weight/grad/nan",
@@ -89,6 +89,8 @@ def test_nothing_is_overwritten(path, tmp_path, capsys):
     assert target.read_text() == "mine"
     assert run(capsys, "export", path, "--to", "scalars", "-o", target, "--force")[0] == 0
     assert target.read_text().startswith("rank,step,name,quantity,statistic,value\n")
+    folder = ["export", path, "--to", "tensorboard", "-o", tmp_path / "runs"]
+    assert [run(capsys, *folder)[0], run(capsys, *folder)[0], run(capsys, *folder, "--force")[0]] == [0, 1, 0]
 
 
 def test_known_checksums():

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import programs
 import pytest
-from comparison import differences, monitored, outcome
 
+import programs
+from comparison import differences, monitored, outcome
 from dispatchmon import open_trace
 
 # Programs that are about dispatch modes themselves.

@@ -12,7 +12,7 @@ import click
 from dispatchmon.analysis.structure import ModuleShape, Port, Structure, structure
 from dispatchmon_cli.options import Request, reads_trace
 from dispatchmon_cli.progress import progress_bar
-from dispatchmon_cli.report import Cells
+from dispatchmon_cli.layout import Cells
 from dispatchmon_cli.wording import count, counted
 
 _COLUMNS = ("name", "class", "calls", "inputs", "outputs")
@@ -53,7 +53,7 @@ def _cells(answer: Structure) -> Cells:
         [_indented(m.name), m.kind, count(m.calls) if m.calls else "-", _ports(m.inputs), _ports(m.outputs)]
         for m in answer.modules
     ]
-    return Cells(("module", "class", "calls", "inputs", "outputs"), rows, numeric=False)
+    return Cells(("module", "class", "calls", "inputs", "outputs"), rows, numeric=False, cut=frozenset({0, 3, 4}), spare=(1,))
 
 
 def _indented(name: str) -> str:

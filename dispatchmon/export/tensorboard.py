@@ -19,6 +19,8 @@ from dispatchmon.analysis.query import Filters
 from dispatchmon.export.scalars import Scalar, scalars
 from dispatchmon.trace import Trace, TraceFile
 
+SUFFIX = ".dispatchmon"  # of every event file that is written here
+
 
 def write_tensorboard(
     trace: Trace, folder: Path, filters: Filters | None = None, *, on_progress: Callable[[float], None] | None = None
@@ -39,7 +41,7 @@ def write_tensorboard(
         run = folder / f"rank{rank}" if several else folder
         run.mkdir(exist_ok=True)
         began = started(files[rank])
-        name = f"events.out.tfevents.{int(began)}.{socket.gethostname()}.{rank}.dispatchmon"
+        name = f"events.out.tfevents.{int(began)}.{socket.gethostname()}.{rank}{SUFFIX}"
         with open(run / name, "wb") as file:
             n += write_run(file, began, all_of)
     return n
