@@ -43,6 +43,7 @@ def test_above_leaves_a_row_and_one_warning():
     """The alert shows the row that met the rule again, names its event, and is said once however often it comes."""
     model = Scaled()
 
+    @torch.no_grad()  # each call is a step
     def run():
         for factor in (1, 100, 100):
             model.factor = factor
@@ -107,6 +108,7 @@ def test_a_jump_relative_to_the_running_mean():
     """After ten ordinary steps one a hundred times larger alarms; the ones before and growth by halves do not."""
     model = nn.Identity()
 
+    @torch.no_grad()  # each call is a step
     def run():
         for i in range(12):
             model(torch.full((4,), 1.0 + i % 2))
@@ -125,7 +127,7 @@ def test_a_jump_needs_a_history():
     """The first values of a run, whatever they are, are no jump."""
     model = nn.Identity()
     values = [1e-8, 1.0, 1e8]
-    rows = quietly(lambda: [model(torch.full((2,), v)) for v in values], model, rules=[Rule(jump=2)], **BOTH)
+    rows = quietly(torch.no_grad()(lambda: [model(torch.full((2,), v)) for v in values]), model, rules=[Rule(jump=2)], **BOTH)
     assert not alerts(rows)
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from dispatchmon.analysis.structure import ModuleShape, Port, Structure, structure
+from dispatchmon_cli.layout import Cells
 from dispatchmon_cli.options import Request, reads_trace
 from dispatchmon_cli.progress import progress_bar
-from dispatchmon_cli.layout import Cells
 from dispatchmon_cli.wording import count, counted
 
 _COLUMNS = ("name", "class", "calls", "inputs", "outputs")
