@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from dispatchmon.errors import (
+    AlertError,
     DispatchmonError,
     MonitorStateError,
     NonFiniteError,
@@ -26,17 +27,20 @@ from dispatchmon.errors import (
 )
 
 if TYPE_CHECKING:
+    from dispatchmon.alerts import Rule
     from dispatchmon.mode import DispatchMonitor
     from dispatchmon.trace import open_trace
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AlertError",
     "DispatchMonitor",
     "DispatchmonError",
     "MonitorStateError",
     "NonFiniteError",
     "NotATraceError",
+    "Rule",
     "SettingError",
     "TraceExistsError",
     "TraceNotFoundError",
@@ -46,7 +50,7 @@ __all__ = [
 ]
 
 
-_HOMES = {"DispatchMonitor": "dispatchmon.mode", "open_trace": "dispatchmon.trace"}
+_HOMES = {"Rule": "dispatchmon.alerts", "DispatchMonitor": "dispatchmon.mode", "open_trace": "dispatchmon.trace"}
 
 
 def __getattr__(name: str) -> object:

@@ -8,7 +8,8 @@ The exceptions a user can meet.
      ├── TraceNotFoundError          there is nothing to read at this path
      ├── NotATraceError              the file is not a dispatchmon trace, or is damaged beyond reading
      ├── TraceVersionError           the trace was written by a newer, incompatible dispatchmon
-     └── NonFiniteError              an operator made a NaN or Inf, and on_nonfinite="raise"
+     ├── NonFiniteError              an operator made a NaN or Inf, and on_nonfinite="raise"
+     └── AlertError                  a rule with action="raise" was met
 
 Each message is one line that says what is wrong and what to do about it.
 """
@@ -45,4 +46,8 @@ class TraceVersionError(DispatchmonError):
 
 
 class NonFiniteError(DispatchmonError, ArithmeticError):
-    """An operator made a NaN or an Inf out of finite inputs."""
+    """There is a NaN or an Inf, and `on_nonfinite` or a rule asks to stop there."""
+
+
+class AlertError(DispatchmonError):
+    """A rule with `action="raise"` was met."""

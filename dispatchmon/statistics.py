@@ -107,6 +107,11 @@ class Statistics:
         self.floor = self.blocks[0][0]
         self.cells = {slot: cells for slot, cells in self.cells.items() if slot >= self.floor}
 
+    def norm_at(self, slot: int) -> float:
+        """The norm that was measured into a slot that is still there."""
+        first, block = next(pair for pair in reversed(self.blocks) if slot >= pair[0])
+        return float(block[slot - first][NORM])
+
     def measure(self, tensor: torch.Tensor, layout: Layout) -> int:
         """Slot of a strided tensor's statistics, or a reason below 0."""
         slot = self.next

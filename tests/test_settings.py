@@ -19,7 +19,7 @@ MODEL = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     ((torch.ones(1),), {}, "model is a Tensor, not a torch.nn.Module"),
     ((MODEL,), {"stats": ("min", "median")},
      "stats: 'median' is not known; choose from min, max, mean, std, norm, nan, inf, posinf, zero"),
-    ((MODEL,), {"record": ("everything",)}, "record: 'everything' is not known; choose from ops"),
+    ((MODEL,), {"record": ("everything",)}, "record: 'everything' is not known; choose from ops, modules, parameters"),
     ((MODEL,), {"phases": ()}, "phases is empty; choose from forward, backward, recompute, optimizer"),
     ((MODEL,), {"steps": "ten"}, "steps is 'ten': give \"START:STOP:EVERY\", as \"0:100:10\"; each may be left out"),
     ((MODEL,), {"steps": "5:5"}, "steps is '5:5': it selects no step; START is at least 0, STOP above START, EVERY at least 1"),
