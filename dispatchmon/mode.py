@@ -381,7 +381,7 @@ class _Recording:
         writes = f"{plural(closing['writes'], 'in-place write')}, " if self.dispatches else ""  # else they are not seen
         return (
             f"dispatchmon: {did} to {self.path} ({size / 1e6:.1f} MB), {writes}{stands_out}. "
-            f"Next: dispatchmon summarize {self.path}"
+            f"Next: dispatchmon {'summarize' if tally.first_nonfinite is None else 'nonfinite'} {self.path}"
         )
 
     def complain(self) -> None:
