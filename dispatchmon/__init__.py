@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from dispatchmon.errors import (
     DispatchmonError,
+    HazardError,
     MonitorStateError,
     NonFiniteError,
     NotATraceError,
@@ -34,6 +35,7 @@ __version__ = "0.1.0"
 __all__ = [
     "DispatchMonitor",
     "DispatchmonError",
+    "HazardError",
     "MonitorStateError",
     "NonFiniteError",
     "NotATraceError",

@@ -19,13 +19,19 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from dispatchmon.borders import Borders, in_function
+from dispatchmon.errors import HazardError
+from dispatchmon.hazards import Note
 from dispatchmon.module_tracker import FOREIGN_KEY, ModuleTracker
+from dispatchmon.operator_effects import CONTAINER, SNAPSHOTS
 from dispatchmon.operators import COMPOSITE, FLAGGED, HIGHER_ORDER, MAY_LIE, NO_OPERATOR, UNCOUNTED, WAIT, Plan, Plans
 from dispatchmon.records import ACCUMULATE, CALLBACK, EVENT, FOREIGN, LIVE, PASSED_ON, RAISED, RECOMPUTED, ROW
+from dispatchmon.saved_values import ALWAYS, SavedValues, tensors_in
 from dispatchmon.sources import Sources
 from dispatchmon.torch_internals import (
     NOT_NUMBERED,
     call_composite,
+    gathered_by_fsdp,
     graph_task,
     is_opaque,
     next_sequence_number,
@@ -57,9 +63,12 @@ class RecordingMode(TorchDispatchMode):
         sources: Sources | None,
         phases: frozenset[str],
         flush: Any,
+        saved: SavedValues,
+        borders: Borders,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.plans, self.values, self.tracker, self.sources, self.flush = plans, values, tracker, sources, flush
+        self.saved, self.borders = saved, borders
         self.events = bytearray()
         self.add_event = self.events.extend
         self.event_of = count().__next__
@@ -69,6 +78,7 @@ class RecordingMode(TorchDispatchMode):
         self.full = 1 << 62  # bytes of rows, and a time, at which `flush` is called
         self.deadline = 1 << 62
         self.idle = False  # pass everything through: a step that is not recorded, a forked child, a failed sink
+        self.hazard: HazardError | None = None  # to be raised when the event is complete
         self.nested = 0  # handlers that wait for an inner operator
         self.own_ns = 0  # time in the handler that was not the operator's
         self.left_out = 0  # operators of phases that were not asked for
@@ -90,8 +100,8 @@ class RecordingMode(TorchDispatchMode):
         start = perf_counter_ns()
         try:
             result = func(*args, **kwargs) if kwargs else func(*args)
-        except BaseException:
-            self.ended(plan, pending, start, RAISED)
+        except BaseException as error:
+            self.raised(plan, pending, start, args, kwargs, error)
             raise
         duration = perf_counter_ns() - start
         self.after(plan, pending, args, kwargs, result, start, duration)
@@ -104,8 +114,10 @@ class RecordingMode(TorchDispatchMode):
         event = self.event_of()
         number = next_sequence_number()
         context = tracker.context
-        if graph_task() != -1:
-            node = self.backward_node(running_node())
+        task, saved = graph_task(), self.saved
+        if task != -1:
+            running = running_node()
+            node = self.backward_node(running)
             if get_ident() != tracker.thread:  # a device's thread, which counts for itself
                 number = -1
         else:
@@ -113,6 +125,8 @@ class RecordingMode(TorchDispatchMode):
             if tracker.optimizing:
                 context = tracker.optimizer_context(frame)
         source = self.sources.line(frame) if self.sources is not None else 0
+        if number > saved.newest:
+            saved.node_made(number, event, plan, source)
         if self.filtered:
             values.measuring = values.statistics is not None and plan.measured and (
                 tracker.measured_at(node) if node >= 0 else tracker.measured)  # fmt: skip
@@ -137,7 +151,24 @@ class RecordingMode(TorchDispatchMode):
             arguments = plan.arguments.number_with_scalars(args, kwargs)
         else:
             arguments = plan.arguments.number(args, kwargs) if plan.others else 0
-        return event, arguments, context, number, node, source
+        pending = event, arguments, context, number, node, source
+        if node == LIVE:
+            if values.touched == event and not tracker.optimizing:
+                self.judge(plan, pending, self.borders.reads, plan, event, source, args, kwargs)
+        elif node >= 0:
+            if node < saved.newest_write and (node != saved.node or task != saved.task):
+                self.judge(plan, pending, saved.node_runs, task, node, running, plan, pending, args)
+        elif FOREIGN < node <= RECOMPUTED:
+            self.judge(plan, pending, saved.recomputes, running, event, plan, args)
+        return pending
+
+    def judge(self, plan: Plan, pending: Pending, judge: Any, *evidence: Any) -> None:
+        """What an operator shows of earlier writes; with `on_hazard="raise"` it does not run."""
+        try:
+            judge(*evidence)
+        except HazardError:
+            self.ended(plan, pending, perf_counter_ns(), RAISED)
+            raise
 
     def after(
         self,
@@ -155,16 +186,8 @@ class RecordingMode(TorchDispatchMode):
         if plan.unready:
             asked = values.measuring, values.reason
             values.measuring, values.reason = False, plan.unready
-        for position, name, argument in plan.writes:
-            tensor = args[position] if position < len(args) else kwargs.get(name) if kwargs else None
-            if isinstance(tensor, Tensor):
-                if plan.moves_values:
-                    values.written(tensor)
-                see(tensor, argument, event)
-            elif tensor is not None:
-                if plan.moves_values:
-                    values.written_all(tensor)
-                values.see_all(tensor, argument, event)
+        if plan.writes:
+            self.writes(plan, pending, args, kwargs)
         node = pending[4]
         if RECOMPUTED < node <= ACCUMULATE:
             self.name_gradient(result, ACCUMULATE - node)
@@ -182,6 +205,58 @@ class RecordingMode(TorchDispatchMode):
         if plan.unready:
             values.measuring, values.reason = asked
         self.ended(plan, pending, start, duration)
+        if plan.effects & (SNAPSHOTS | CONTAINER) and node == LIVE and not self.tracker.optimizing:
+            self.borders.made(plan, result, args, event, frame_of(2))
+        if self.hazard is not None:
+            hazard, self.hazard = self.hazard, None
+            raise hazard
+
+    def writes(self, plan: Plan, pending: Pending, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        """Rows of what was written, and the log of writes."""
+        if "torch.distributed.fsdp" in sys.modules and gathered_by_fsdp(frame_of(1)):
+            self.unlogged_writes(plan, pending[0], args, kwargs or {})
+            return
+        event, number, node, optimizing = pending[0], pending[3], pending[4], self.tracker.optimizing
+        values, saved = self.values, self.saved
+        forward = node == LIVE and not optimizing
+        function = forward and not torch.is_grad_enabled() and in_function()
+        note = Note(
+            pending, plan.operator, plan.name, self.tracker.path, plan.effects, plan.moves_values,
+            number - 1 if function else -1,
+        )  # fmt: skip
+        written: list[tuple[Tensor, list[Any]]] = []
+        for position, name, argument in plan.writes:
+            tensor = args[position] if position < len(args) else kwargs.get(name) if kwargs else None
+            if isinstance(tensor, Tensor):
+                if (tag := values.wrote(tensor, argument, event, note)) is not None:
+                    written.append((tensor, tag))
+            elif tensor is not None:
+                values.wrote_all(tensor, argument, event, note, written)
+        saved.wrote(plan, note, number if number >= 0 else ALWAYS, written, args, forward)
+        if self.phases is not None:
+            return
+        try:
+            self.borders.wrote(plan, note, written, args, forward, function)
+        except HazardError as hazard:
+            self.hazard = hazard
+
+    def unlogged_writes(self, plan: Plan, event: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Rows of writes that give memory the value it had before."""
+        for position, name, argument in plan.writes:
+            tensor = args[position] if position < len(args) else kwargs.get(name)
+            self.values.written_all((tensor,))
+            if isinstance(tensor, Tensor):
+                self.values.see(tensor, argument, event)
+            elif tensor is not None:
+                self.values.see_all(tensor, argument, event)
+
+    def raised(self, plan: Plan, pending: Pending, start: int, args: Any, kwargs: Any, error: BaseException) -> None:
+        """An operator raised: if it could not write, that is a finding."""
+        self.ended(plan, pending, start, RAISED)
+        if plan.writes and "memory location" in str(error):
+            position, name, _ = plan.writes[0]
+            target = next(tensors_in((args[position] if position < len(args) else (kwargs or {}).get(name),)), None)
+            self.borders.blocked(plan, pending, target, str(error))
 
     def ended(self, plan: Plan, pending: Pending, start: int, duration: int) -> None:
         """The event itself."""
@@ -248,9 +323,9 @@ class RecordingMode(TorchDispatchMode):
                     result = func(*args, **kwargs)
             else:
                 result = func(*args, **kwargs)
-        except BaseException:
+        except BaseException as error:
             self.nested -= 1
-            self.ended(plan, pending, start, RAISED)
+            self.raised(plan, pending, start, args, kwargs, error)
             raise
         duration = perf_counter_ns() - start
         self.nested -= 1
@@ -313,8 +388,12 @@ class RecordingMode(TorchDispatchMode):
                 )
                 written.append((tensor, after_number))
             at -= ROW.size
-        for tensor in moved:
-            self.values.written(tensor)
+        note = Note(pending, self.plans.liar(func)[0], plan.name, self.tracker.path, 0, True, -1)
         for tensor, argument in reversed(written):
-            self.values.see(tensor, argument, pending[0])
-        return plan._replace(operator=self.plans.liar(func)[0])
+            self.values.wrote(tensor, argument, pending[0], note)
+        seen = [tensor for tensor, _ in written]
+        for tensor in moved:
+            if not any(tensor is one for one in seen):
+                self.values.written(tensor)
+        self.saved.newest_write = max(self.saved.newest_write, pending[3] if pending[3] >= 0 else ALWAYS)
+        return plan._replace(operator=note.operator)

@@ -19,11 +19,15 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from dispatchmon.batches import Batch, Converter
+from dispatchmon.blocked import explain_refusal
+from dispatchmon.borders import Borders
 from dispatchmon.dispatch import RecordingMode
 from dispatchmon.errors import MonitorStateError, SettingError, TraceExistsError
+from dispatchmon.hazards import Hazards
 from dispatchmon.module_tracker import ModuleTracker, wrap_while_needed
 from dispatchmon.operators import Plans
 from dispatchmon.records import ROW
+from dispatchmon.saved_values import MODIFIED, SavedValues
 from dispatchmon.schema import FORMAT_VERSION, PHASES, STATISTICS
 from dispatchmon.settings import Settings, StepPattern, checked
 from dispatchmon.sink import Sink
@@ -62,6 +66,8 @@ class DispatchMonitor:
         source: record the user's line.
         compiled: `"keep"` runs compiled regions compiled and counts what they hide; `"eager"` runs them operator by
             operator, so that every one is seen.
+        on_hazard: what to do when a write is found to have taken a value that somebody needed: `"record"` it, `"warn"`
+            as well, or `"raise"` a `HazardError`.
         verify_values: digest each value when it is made and when it is used, to find writes that no operator declares
             (numpy, ctypes, a custom operator that lies); reads every value twice.
         overwrite: replace a trace that exists.
@@ -90,6 +96,7 @@ class DispatchMonitor:
         training: bool | None = None,
         source: bool = True,
         compiled: str = "keep",
+        on_hazard: str = "record",
         verify_values: bool = False,
         overwrite: bool = False,
         quiet: bool = False,
@@ -110,6 +117,7 @@ class DispatchMonitor:
             source=source,
             training=training,
             compiled=compiled,
+            on_hazard=on_hazard,
             verify_values=verify_values,
             names=names,
         )
@@ -156,6 +164,7 @@ class DispatchMonitor:
         if self in OPEN:
             OPEN.remove(self)
         if recording is not None:
+            recording.explain(error)
             recording.close(None if kind is None else f"{kind.__name__} in the training loop")
 
 
@@ -183,10 +192,16 @@ class _Recording:
             self.tracker.watches_training = True
             self.tracker.training_is = self.training_is
         self.right_mode = settings.training is None or model is None or model.training == settings.training
+        self.hazards = Hazards(self.tables, self.values, self.sources, settings.on_hazard)
+        self.saved = SavedValues(self.values, self.tracker, self.hazards)
+        self.borders = Borders(self.values, self.tracker, self.hazards, {} if model is None else owned_by(model))
+        audited = len(settings.phases) == len(PHASES)
+        self.tracker.borders = self.borders if audited else None
         self.plans = Plans(self.tables.operators, self.tables.arguments, self.tables.literals, settings.ops)
         self.mode = RecordingMode(
-            self.plans, self.values, self.tracker, self.sources, frozenset(settings.phases), self.flush
-        )
+            self.plans, self.values, self.tracker, self.sources, frozenset(settings.phases), self.flush,
+            self.saved, self.borders,
+        )  # fmt: skip
         self.mode.full = BATCH_ROWS * ROW.size
         self.pushed = False
         self.pauses = 0
@@ -242,6 +257,22 @@ class _Recording:
         self.step_ended(0)
         self.complain()
 
+    def explain(self, error: BaseException | None) -> None:
+        """The block ends: what autograd raised, and what a model did to its arguments."""
+        if os.getpid() != self.pid or self.tracker.borders is None:
+            return
+        with DisableTorchFunction():
+            self.hazards.action = "record" if error is not None or self.hazards.action == "raise" else "warn"
+            self.borders.judge_arguments()
+            self.hazards.action = "record"
+            if error is None:
+                return
+            explain_refusal(error, self)
+            while error is not None and MODIFIED not in str(error):
+                error = error.__cause__ or error.__context__
+            if error is not None:
+                self.saved.explain(error)
+
     def close(self, reason: str | None) -> None:
         """Take everything off again, also after an exception, and close the file."""
         if os.getpid() != self.pid:
@@ -267,7 +298,7 @@ class _Recording:
             "calls of the model in the mode that was not asked for": self.calls_left_out,
             "operators of phases that were not asked for": self.mode.left_out,
         }
-        return {reason: n for reason, n in reasons.items() if n}
+        return {reason: n for reason, n in reasons.items() if n} | self.saved.unknown
 
     def closing_line(self) -> str:
         tally = self.sink.converter.tally
@@ -297,11 +328,14 @@ class _Recording:
     def flush(self) -> None:
         """Hand what was recorded to the sink."""
         blocks = [] if self.statistics is None else list(self.statistics.blocks)
-        if self.mode.events:
+        if self.mode.events or self.hazards.found:
+            causes = self.hazards.pack(self.mode.events, self.values.rows, self.mode.event_of)
             digests, undeclared = self.values.take_digests()
             numbered = [(self.mode.event_of(), *found) for found in undeclared]
             self.sink.put(
-                Batch(bytes(self.mode.events), bytes(self.values.rows), blocks, self.tables.take(), digests, numbered)
+                Batch(
+                    bytes(self.mode.events), bytes(self.values.rows), blocks, self.tables.take(), digests, numbered, causes
+                )
             )
         self.mode.events.clear()
         self.values.rows.clear()
@@ -339,6 +373,7 @@ class _Recording:
             return
         if self.pauses:
             self.values.new_epoch()
+        self.saved.resume()
         self.mode.idle = self.tracker.paused = False
         wrap_while_needed()
         if not self.pushed:
@@ -396,6 +431,17 @@ class _Recording:
 def described_modules(model: nn.Module) -> list[dict[str, Any]]:
     """The modules of a model, for the metadata of the trace."""
     return [{"name": n, "class": type(m).__name__} for n, m in model.named_modules(remove_duplicate=False)]
+
+
+def owned_by(model: nn.Module) -> dict[str, tuple[weakref.ref[nn.Module], str]]:
+    """(module, key) of the parameters and persistent buffers, by name."""
+    # A weak reference to the parameter itself would make `torch.utils.swap_tensors` refuse it.
+    return {
+        f"{path}.{key}" if path else key: (weakref.ref(module), key)
+        for path, module in model.named_modules(remove_duplicate=False)
+        for key in (*module._parameters, *module._buffers)
+        if key not in module._non_persistent_buffers_set
+    }
 
 
 def described_parameters(model: nn.Module) -> list[dict[str, Any]]:

@@ -92,6 +92,8 @@ class ModuleTracker:
         self.training_is: Callable[[bool], None] = lambda training: None  # called at each outermost call
         self.watches_training = False  # module calls decide whether anything is recorded
         self.paused = False  # this step is not recorded: calls are counted, modules are not noted
+        self.borders: Any = None  # what is told of each call, see borders.py
+        self.failed: tuple[int, int] = (0, 0)  # id of the last exception that left a call, context of the innermost such call
         self.handles: list[Any] = []
 
     # ------------------------------------------------------------------------------------------------- open, close
@@ -178,6 +180,11 @@ class ModuleTracker:
         if not self.stack and not again and known is not None:
             self.outermost_call(module)
         self.stack.append((self.context, self.measured, self.path))
+        if self.borders is not None:
+            if self.paused or again:
+                self.borders.skip()
+            else:
+                self.borders.enter(args, kwargs)
         if self.paused or known is None:
             return
         i = 0
@@ -196,7 +203,11 @@ class ModuleTracker:
 
     def forward_hook(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """The call is over; `output` is None if it raised."""
+        if output is None and (error := sys.exc_info()[1]) is not None and self.failed[0] != id(error):
+            self.failed = id(error), self.context
         if self.stack:
+            if self.borders is not None:
+                self.borders.leave(len(self.stack) - 1, output)
             self.return_to(len(self.stack) - 1)
         if module._compiled_call_impl is not None or "_orig_mod" in module._modules:
             self.compiled_calls += 1

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from dispatchmon.operator_effects import effects_of
 from dispatchmon.records import IN_FLIGHT, UNREADY, UNTIL_WAIT
 from dispatchmon.tables import Table
 from dispatchmon.torch_internals import moves_version_counters
@@ -96,6 +97,8 @@ class Plan(NamedTuple):
     moves_values: bool  # its writes change memory, not only what a tensor shows
     measured: bool  # `ops` asks for its statistics
     unready: int  # why its results mean nothing yet when it returns (UNREADY, IN_FLIGHT); 0 if they do
+    name: str
+    effects: int  # what it does to memory beyond its writes, see operator_effects.py
 
 
 class Elements:
@@ -267,7 +270,7 @@ class Plans(dict[Any, Plan]):
         number = self.operators.add((name, "none"))
         nothing = Arguments(self.literals, (), (), frozenset())
         return Plan(
-            number, (everything,), {}, (), (results,), nothing, False, HIGHER_ORDER, False, self.measured(name), 0
+            number, (everything,), {}, (), (results,), nothing, False, HIGHER_ORDER, False, self.measured(name), 0, name, 0
         )
 
     def of_schema(self, func: Any, schema: Any, quiet: bool) -> Plan:
@@ -302,6 +305,7 @@ class Plans(dict[Any, Plan]):
             self.special(schema, namespace, hidden, quiet, declared),
             torch.Tag.inplace_view not in func.tags and schema.name not in _METADATA_ONLY,
             self.measured(name), readiness(schema.name, namespace),
+            name, effects_of(schema, func.tags, bool(writes) and not declared),
         )  # fmt: skip
 
     @staticmethod

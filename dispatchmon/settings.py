@@ -26,6 +26,7 @@ class Settings:
     source: bool
     training: bool | None
     compiled: str
+    on_hazard: str
     verify_values: bool
 
     def wants_step(self, step: int) -> bool:
@@ -49,6 +50,7 @@ class Settings:
             "training": self.training,
             "source": self.source,
             "compiled": self.compiled,
+            "on_hazard": self.on_hazard,
             "verify_values": self.verify_values,
         }
 
@@ -64,6 +66,7 @@ def checked(
     source: bool,
     training: bool | None,
     compiled: str,
+    on_hazard: str,
     verify_values: bool,
     names: Sequence[str] | None,
 ) -> Settings:
@@ -93,6 +96,7 @@ def checked(
         source=bool(source),
         training=training,
         compiled=chosen("compiled", compiled, ("keep", "eager"), empty=False)[0],
+        on_hazard=chosen("on_hazard", on_hazard, ("record", "warn", "raise"), empty=False)[0],
         verify_values=bool(verify_values),
     )
 

@@ -37,8 +37,10 @@ from dispatchmon.torch_internals import DisableTorchFunction, kernels_only
 SERIALS = count(1)  # of storages, unique in the process
 EPOCHS = count(1)  # one per stretch of recording: what happened between two of them was not seen
 
-# The tag, a list on the storage. SLOTS: {memory: slot} once several views were measured.
-VALUE, LABEL, MEMORY, SLOT, SLOTS, EPOCH, OWNER, DIGESTS = range(8)
+# The tag, a list on the storage. SLOTS: {memory: slot} once several views were measured. WRITES: the newest writes, for
+# saved_values.py. HISTORY: what borders.py knows of it; WATCHED: its reads matter.
+VALUE, LABEL, MEMORY, SLOT, SLOTS, EPOCH, OWNER, DIGESTS, WRITES, HISTORY, WATCHED = range(11)
+MOST_WRITES = 64  # kept of each storage
 CPU = 0  # label of unnamed CPU memory
 
 pack_row = ROW.pack
@@ -57,9 +59,9 @@ def plain(sizes: Iterable[Any]) -> tuple[int, ...]:
     return found
 
 
-class Geometries(dict[Any, tuple[int, int, Layout | None]]):
+class Geometries(dict[Any, tuple[int, int, Layout | None, Any]]):
     """
-    (shape, stride, offset, dtype) -> (geometry number, memory number, layout).
+    (shape, stride, offset, dtype) -> (geometry number, memory number, layout, the key).
 
     Two geometries that cover the same elements have one memory number: `t()` and `view` need no second measurement.
     """
@@ -68,13 +70,13 @@ class Geometries(dict[Any, tuple[int, int, Layout | None]]):
         self.table = table
         self.memories: dict[Any, int] = {}
 
-    def __missing__(self, key: tuple[torch.Size, tuple[int, ...], int, torch.dtype]) -> tuple[int, int, Layout | None]:
+    def __missing__(self, key: tuple[torch.Size, tuple[int, ...], int, torch.dtype]) -> Any:
         shape, stride, offset, dtype = key
         number = self.table.add((tuple(shape), tuple(stride), offset, dtype, shape.numel()))
         runs, repeat = runs_of(shape, stride)
         memory = self.memories.setdefault((runs, repeat, offset, dtype), len(self.memories))
         layout = None if 0 in shape else layout_of(runs, repeat, offset, dtype)
-        entry = self[key] = number, memory if 0 not in shape else -1, layout
+        entry = self[key] = number, memory if 0 not in shape else -1, layout, key
         return entry
 
     def forget(self) -> None:
@@ -128,6 +130,7 @@ class Values:
         self.measuring = statistics is not None
         self.reason = NOT_ASKED  # what the slot says while not measuring
         self.table = tables.geometries
+        self.touched = -1  # the newest event that saw memory whose reads matter
 
     def new_epoch(self) -> None:
         """Something may have run unseen: every value met from now on is a new version."""
@@ -138,7 +141,7 @@ class Values:
         """Add the row of one tensor as it is now."""
         try:
             storage = tensor.untyped_storage()
-            geometry, memory, layout = self.geometries[
+            geometry, memory, layout, _ = self.geometries[
                 tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype
             ]
             tag = getattr(storage, self.attribute, None)
@@ -147,6 +150,8 @@ class Values:
         except Exception:  # sparse, mkldnn, nested, symbolic: no storage, no strides
             self.see_special(tensor, argument, event)
             return
+        if tag[WATCHED]:
+            self.touched = event
         if self.digests is not None and self.reason == NOT_ASKED and tag[SLOT] != UNTIL_WAIT:
             self.verify(self.digests, tag, memory, tensor, event)
         if not self.measuring:
@@ -194,7 +199,7 @@ class Values:
             tag[MEMORY], tag[SLOTS], tag[EPOCH], tag[DIGESTS] = -1, None, self.epoch, None
             return tag
         label = CPU if tensor.is_cpu else self.labels.number(str(tensor.device))
-        tag = [next(SERIALS) << VERSION_BITS, label, -1, -1, None, self.epoch, self.owner, None]
+        tag = [next(SERIALS) << VERSION_BITS, label, -1, -1, None, self.epoch, self.owner, None, None, None, False]
         setattr(storage, self.attribute, tag)
         return tag
 
@@ -246,7 +251,7 @@ class Values:
         entry = self.geometries.get(key)
         if entry is None:
             number = self.table.add((shape, stride, offset, tensor.dtype, numel))
-            entry = self.geometries[key] = number, -1, None
+            entry = self.geometries[key] = number, -1, None, key
         self.add_row(pack_row(event, argument, entry[0], NO_STORAGE, label, slot))
 
     # ------------------------------------------------------------------------------------------------- writes, names
@@ -266,6 +271,51 @@ class Values:
             tag[VALUE] += 1
             tag[MEMORY], tag[SLOT], tag[SLOTS], tag[DIGESTS] = -1, -1, None, None
 
+    def wrote(self, tensor: Tensor, argument: int, event: int, note: Any) -> list[Any] | None:
+        """The row of a tensor after a write to it, which goes into the log of its memory; the tag of the memory."""
+        try:
+            storage = tensor.untyped_storage()
+            entry = self.geometries[tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype]
+            tag = getattr(storage, self.attribute, None)
+            if tag is None or tag[EPOCH] != self.epoch:
+                tag = self.first_sight(storage, tensor, tag)
+        except Exception:
+            self.see_special(tensor, argument, event)
+            return None
+        if note.moves:
+            tag[VALUE] += 1
+            tag[MEMORY], tag[SLOT], tag[SLOTS], tag[DIGESTS] = -1, -1, None, None
+        try:
+            version = tensor._version
+        except RuntimeError:  # made in inference mode
+            version = -1
+        log = tag[WRITES]
+        if log is None:
+            tag[WRITES] = [(note, entry, version)]
+        else:
+            if len(log) >= MOST_WRITES:
+                del log[: MOST_WRITES // 2]
+            log.append((note, entry, version))
+        if self.digests is not None and self.reason == NOT_ASKED and tag[SLOT] != UNTIL_WAIT:
+            self.verify(self.digests, tag, entry[1], tensor, event)
+        if self.measuring:
+            slot = self.slot_of(tag, entry[1], entry[2], tensor)
+        else:
+            slot = EMPTY if entry[1] == -1 and self.reason != NOT_ASKED else self.reason
+            if slot == UNTIL_WAIT:
+                tag[MEMORY], tag[SLOT] = -1, slot
+        self.add_row(pack_row(event, argument, entry[0], tag[VALUE], tag[LABEL], slot))
+        return tag
+
+    def wrote_all(self, tensors: Iterable[Any], numbers: Any, event: int, note: Any, written: list[Any]) -> None:
+        """The same for each tensor of a list, of lists; adds (tensor, tag) to `written`."""
+        for i, tensor in enumerate(tensors):
+            if isinstance(tensor, Tensor):
+                if (tag := self.wrote(tensor, numbers.at(i), event, note)) is not None:
+                    written.append((tensor, tag))
+            elif isinstance(tensor, (list, tuple)):
+                self.wrote_all(tensor, numbers.inside(i), event, note, written)
+
     def arrived(self, tensor: Tensor) -> None:
         """The collective that made this tensor is over."""
         tag = self.tag_of(tensor)
@@ -279,6 +329,18 @@ class Values:
                 self.written(tensor)
             elif isinstance(tensor, (list, tuple)):
                 self.written_all(tensor)
+
+    def entry_of(self, tensor: Tensor) -> tuple[int, int, Layout | None, Any]:
+        """What is known of the tensor's place in its memory."""
+        return self.geometries[tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype]
+
+    def unknown_geometry(self) -> tuple[int, int, Layout | None, Any]:
+        """The place of a tensor of which nothing is known."""
+        key = None, None, None, None
+        entry = self.geometries.get(key)
+        if entry is None:
+            entry = self.geometries[key] = self.table.add((*key, None)), -1, None, key
+        return entry
 
     def name(self, tensor: Tensor, name: str) -> None:
         """From now on rows of this tensor carry a name."""
