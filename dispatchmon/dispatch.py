@@ -159,7 +159,7 @@ class RecordingMode(TorchDispatchMode):
             if node < saved.newest_write and (node != saved.node or task != saved.task):
                 self.judge(plan, pending, saved.node_runs, task, node, running, plan, pending, args)
         elif FOREIGN < node <= RECOMPUTED:
-            self.judge(plan, pending, saved.recomputes, running, event, plan, args)
+            self.judge(plan, pending, saved.recomputes, running, pending, plan, args)
         return pending
 
     def judge(self, plan: Plan, pending: Pending, judge: Any, *evidence: Any) -> None:

@@ -40,7 +40,7 @@ def sentence(
         return saved(who, what, other, loud, details)
     if kind == "input-overwritten":
         given = details.get("given")
-        whose = f"its caller's {what}" + (f" (argument {given})" if given else "")
+        whose = f"{what} of its caller" + (f" (argument {given})" if given else "")
         if details.get("taker") == "function":
             whose = f"{what}, an argument of an autograd.Function that does not mark it dirty"
         if details.get("taker") == "name":

@@ -248,7 +248,8 @@ class _Recording:
         if self.model is not None:
             for named in (self.model.named_parameters, self.model.named_buffers):
                 for name, tensor in named(remove_duplicate=False):
-                    self.values.name(tensor, name)
+                    if not nn.parameter.is_lazy(tensor):
+                        self.values.name(tensor, name)
             # A weak reference to the parameter itself would make `torch.utils.swap_tensors` refuse it.
             for path, module in self.model.named_modules():
                 for key, parameter in module._parameters.items():

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dispatchmon.hazards import Hazards, Note, Victim
 from dispatchmon.module_tracker import ModuleTracker
-from dispatchmon.operator_effects import CLONES, STILL
+from dispatchmon.operator_effects import CLONES, READS_NO_CONTENT, STILL
 from dispatchmon.operators import Plan
 from dispatchmon.records import LIVE
 from dispatchmon.regions import overlap, region
@@ -67,6 +67,7 @@ class SavedValues:
         self.newest = self.first = next_sequence_number()
         self.newest_write = -1  # number of the next node when something was written last
         self.node = self.task = -1  # whose savings were read last
+        self.copies = -1  # number of the CopySlices that ran last, if no other node was looked at since
         self.numbers, self.events = array("q"), array("q")  # nodes below a number were made before that event ...
         self.operators: list[str] = []  # ... of this operator, there
         self.sources = array("q")
@@ -172,6 +173,7 @@ class SavedValues:
         number = node._sequence_nr()
         maker = self.maker(node)
         copies = is_copy_slices(node)
+        self.copies = number if copies else -1
         if not copies or maker is None or number not in self.views:
             self.task, self.node = task, key
         if maker is None:
@@ -197,16 +199,16 @@ class SavedValues:
         reason = f"savings of {whose}, whose writes cannot be judged"
         self.unknown[reason] = self.unknown.get(reason, 0) + 1
 
-    def recomputes(self, node: Any, event: int, plan: Plan, args: tuple[Any, ...]) -> None:
+    def recomputes(self, node: Any, pending: Any, plan: Plan, args: tuple[Any, ...]) -> None:
         """An operator of a checkpointed region that runs again must read what the forward read."""
         maker = self.maker(node)
         if maker is None:
             return
         written = [args[i] for i, _, _ in plan.writes if i < len(args)]
-        for tensor in tensors_in(args):
+        for tensor in () if plan.effects & READS_NO_CONTENT else tensors_in(args):
             tag = self.written_since(tensor, maker.event)
             if tag is not None and tag[WRITES][-1][0].pending[4] == LIVE and not any(tensor is t for t in written):
-                victim = Victim(event, plan.name, self.tracker.path, -1)
+                victim = Victim(pending[0], plan.name, self.tracker.path, pending[5])
                 self.silent(victim, node, "checkpoint", tensor, tag, since=maker.event)
         if type(node).__name__ == REENTRANT and (number := node._sequence_nr()) != self.node:
             self.node = number
@@ -294,7 +296,7 @@ class SavedValues:
         if not any(entry[0] for entry in found):  # then it was a CopySlices: the last node that ran
             for node in nodes.values():
                 number = node._sequence_nr()
-                if is_copy_slices(node) and number in self.views and self.node in (number, number - 1, -1):
+                if number == self.copies and is_copy_slices(node) and number in self.views:
                     maker, hidden = self.views[number]
                     found += [(True, maker, node, "argument", torch.empty(0), tag, text) for tag in hidden if tag[WRITES]]
         for same, maker, node, name, tensor, tag, problem in sorted(found, key=lambda entry: not entry[0]):
