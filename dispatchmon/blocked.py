@@ -10,7 +10,6 @@ import re
 from typing import TYPE_CHECKING
 
 from dispatchmon.borders import short
-from dispatchmon.hazards import Note
 from dispatchmon.old_names import method_called
 from dispatchmon.records import LIVE
 from dispatchmon.torch_internals import next_sequence_number
@@ -37,8 +36,7 @@ def explain_refusal(error: BaseException, recording: _Recording) -> None:
     tracker, tables = recording.tracker, recording.tables
     failed, context = tracker.failed
     op = f"aten.{name}" if name else "an in-place operator"
-    operator = tables.operators.add((op, "inplace"))
+    plan = recording.plans.unseen(tables.operators.add((op, "inplace")), op)
     pending = recording.mode.event_of(), 0, context if failed == id(error) else 0, next_sequence_number(), LIVE, line
-    note = Note(pending, operator, op, None, 0, False, -1)
     entry = recording.values.unknown_geometry()
-    recording.hazards.add("blocked-write", note, entry, None, None, loud=True, error=short(text), refused=True)
+    recording.hazards.add("blocked-write", (pending, plan, None, -1), entry, None, None, loud=True, error=short(text), refused=True)

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dispatchmon.hazards import Hazards, Note, Victim
+from dispatchmon.hazards import PATH, PENDING, PLAN, Hazards, Note, Victim
 from dispatchmon.module_tracker import ModuleTracker
 from dispatchmon.old_names import calls_method, is_function, later_loads, reads_old_name
 from dispatchmon.operator_effects import (
@@ -41,7 +41,7 @@ from dispatchmon.operators import Plan
 from dispatchmon.regions import Region, overlap
 from dispatchmon.saved_values import region_of, tensors_in
 from dispatchmon.torch_internals import call_implementation
-from dispatchmon.values import HISTORY, LABEL, WATCHED, Values
+from dispatchmon.values import EPOCH, HISTORY, LABEL, Values
 
 DEEPEST = 6  # of nested containers
 _ATOMS = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device})
@@ -67,7 +67,7 @@ class Theft(NamedTuple):
 
     @property
     def place(self) -> tuple[int, str | None, int]:
-        return self.note.operator, self.note.path, self.note.pending[5]
+        return self.note[PLAN].operator, self.note[PATH], self.note[PENDING][5]
 
 
 class History:
@@ -83,20 +83,11 @@ class History:
         self.overwritten: Any = None  # (note, entry, weak reference to the written tensor): the first write after it
         self.crossed = -1  # outermost call in which the parameter itself crossed a border
 
-    @property
-    def watched(self) -> bool:
-        return bool(self.thefts or self.overwritten)
 
-
-class Call:
-    """A module call that is open: what it was given, and the first write to each of these."""
-
-    __slots__ = ("args", "inside", "keywords", "taken")
-
-    def __init__(self, args: tuple[Any, ...], keywords: dict[str, Any], inside: list[Noted] | None) -> None:
-        self.args, self.keywords = args, keywords  # which the frames of the call hold as well
-        self.inside = inside  # tensors in containers, which may change during the call
-        self.taken: dict[int, tuple[list[Any], Note, Any, Region, str, Any]] = {}
+# A module call that is open: what it was given (which the frames of the call hold as well), the tensors in containers
+# among that (which may change during the call), and the first write to each of these, by id of the tag.
+Call = list[Any]
+ARGS, KEYWORDS, IN_CONTAINERS, TAKEN = range(4)
 
 
 class Borders:
@@ -121,18 +112,17 @@ class Borders:
     # ------------------------------------------------------------------------------------------------- calls
     def enter(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         """A module is called."""
-        outermost = not self.given
         inside: list[Noted] | None = None
         for value in args if not keywords else (*args, *keywords.values()):
             if not isinstance(value, Tensor) and type(value) not in _ATOMS:
                 inside = list(self.in_containers(args, keywords))
                 break
-        self.given.append(Call(args, keywords, inside))
-        if outermost:
+        if not self.given:
             self.grad_at_entry = torch.is_grad_enabled()
             self.root += 1
             if self.undecided:
                 self.judge_arguments()
+        self.given.append([args, keywords, inside, None])
         if not self.grad_at_entry:
             for value in (*args, *keywords.values()):
                 self.crosses(value)
@@ -172,11 +162,12 @@ class Borders:
             self.crosses(result)
         if not self.given:
             self.read_by_return(result)
-        for tag, note, entry, region, argument, reference in call.taken.values():
-            self.call_took(tag, note, entry, region, argument, reference, result)
+        if call[TAKEN]:
+            for evidence in call[TAKEN].values():
+                self.call_took(result, *evidence)
 
     def call_took(
-        self, tag: list[Any], note: Note, entry: Any, region: Region, argument: str, reference: Any, result: Any
+        self, result: Any, tag: list[Any], note: Note, entry: Any, region: Region, argument: str, reference: Any
     ) -> None:
         """A call that is over wrote over an argument."""
         if any(self.values.tag_of(t) is tag and overlap(region, region_of(t)) for _, t in leaves(result, "", DEEPEST)):
@@ -208,7 +199,7 @@ class Borders:
         """What the outermost call hands out is read by its caller."""
         for _, tensor in leaves(result, "", DEEPEST):
             tag = self.values.tag_of(tensor)
-            if tag is not None and tag[WATCHED] and not self.name_of(tag):
+            if tag is not None and tag[EPOCH] < 0 and not self.name_of(tag):
                 region, history = region_of(tensor), self.history(tag)
                 for theft in [t for t in history.thefts if t.taker == "module" and overlap(t.region, region)]:
                     self.set_thefts(tag, [t for t in history.thefts if t is not theft])
@@ -231,7 +222,7 @@ class Borders:
             if plan.effects & KEEPS_NOTHING and any(tensor is w for w in written):
                 continue
             tag = self.values.tag_of(tensor)
-            if tag is not None and tag[WATCHED]:
+            if tag is not None and tag[EPOCH] < 0:
                 victim = Victim(event, plan.name, self.tracker.path, source)
                 self.read(victim, tensor, tag, self.history(tag))
 
@@ -264,13 +255,14 @@ class Borders:
             return
         if 0 < tensor._version == known._version and (not name or tensor.shape == known.shape):
             taken_at, history.overwritten, history.snapshot = history.snapshot, None, -1
-            tag[WATCHED] = history.watched
+            self.watch(tag, history)
             self.hazards.add("alias-overwritten", note, entry, tag, victim, taken_at=taken_at)
 
     def wrote(
-        self, plan: Plan, note: Note, written: list[tuple[Tensor, list[Any]]], args: Any, forward: bool, function: bool
+        self, note: Note, written: list[tuple[Tensor, list[Any]]], args: Any, forward: bool, function: bool
     ) -> None:
         """An operator wrote these."""
+        plan = note[PLAN]
         effects = plan.effects
         for tensor, tag in written:
             history = tag[HISTORY]
@@ -281,15 +273,15 @@ class Borders:
                 if history.snapshot >= 0 and history.overwritten is None:
                     reference = None if tensor is self.owner(tag, history) else weakref.ref(tensor)
                     history.overwritten = note, self.values.entry_of(tensor), reference
-                    tag[WATCHED] = True
-            if not forward or not note.moves:
+                    self.watch(tag, history)
+            if not forward or not plan.moves_values:
                 continue
             content = effects & STORES or (effects & ACCUMULATES and any(t.numel() > 1 for t in tensors_in(args[1:])))
             if history is not None and history.container:
                 history.container = bool(content or effects & KEEPS_NOTHING)
             if name := self.name_of(tag):
                 if self.given and not self.grad_at_entry:
-                    self.judge_named(plan, note, name, tensor, tag)
+                    self.judge_named(note, name, tensor, tag)
             elif not (history is not None and history.container and content):
                 self.wrote_argument(note, tensor, tag, function)
 
@@ -297,22 +289,23 @@ class Borders:
         region = None
         storage = tensor.untyped_storage()
         for call in self.given:
-            if call is None or id(tag) in call.taken:
+            if call is None or (call[TAKEN] and id(tag) in call[TAKEN]):
                 continue
             found: tuple[str, Any] | None = None
-            for place, value in (*enumerate(call.args), *call.keywords.items()):
+            for place, value in (*enumerate(call[ARGS]), *call[KEYWORDS].items()):
                 if isinstance(value, Tensor) and shares(value, storage):
                     region = region or region_of(tensor)
                     if overlap(region_of(value), region):
                         found = f"input[{place}]" if isinstance(place, int) else place, weakref.ref(value)
                         break
             if found is None:
-                for where, their_tag, their_region, reference in call.inside or ():
+                for where, their_tag, their_region, reference in call[IN_CONTAINERS] or ():
                     if their_tag is tag and overlap(their_region, region := region or region_of(tensor)):
                         found = where, reference
                         break
             if found is not None and region is not None:
-                call.taken[id(tag)] = tag, note, self.values.entry_of(tensor), region, *found
+                call[TAKEN] = call[TAKEN] or {}
+                call[TAKEN][id(tag)] = tag, note, self.values.entry_of(tensor), region, *found
         if function and not torch.is_grad_enabled() and (number := number_of(tensor)) is not None:
             history = self.history(tag)
             if not history.thefts:
@@ -320,11 +313,11 @@ class Borders:
                 theft = Theft("function", note, entry, "an argument of the function", region_of(tensor), number)
                 self.set_thefts(tag, [theft])
 
-    def judge_named(self, plan: Plan, note: Note, name: str, tensor: Tensor, tag: list[Any]) -> None:
+    def judge_named(self, note: Note, name: str, tensor: Tensor, tag: list[Any]) -> None:
         """A parameter is written in a forward without gradients."""
         history = tag[HISTORY]
         owner = self.owner(tag, history)
-        if owner is None or not owner.requires_grad or plan.effects & LIMITS_NORMS:
+        if owner is None or not owner.requires_grad or note[PLAN].effects & LIMITS_NORMS:
             return
         crossed = history is not None and history.crossed == self.root
         astray = (tensor is owner and crossed) or tensor._base is owner  # not `self.weight.mul_()`
@@ -334,7 +327,7 @@ class Borders:
     def blocked(self, plan: Plan, pending: Any, tensor: Tensor | None, error: str) -> None:
         """An operator refused to write this."""
         if tensor is not None:
-            note = Note(pending, plan.operator, plan.name, self.tracker.path, plan.effects, False, -1)
+            note = pending, plan, self.tracker.path, -1
             entry, tag = self.values.entry_of(tensor), self.values.tag_of(tensor)
             self.hazards.add("blocked-write", note, entry, tag, None, loud=True, error=short(error))
 
@@ -350,7 +343,7 @@ class Borders:
                 history.snapshot, history.overwritten = event, None
                 if not self.name_of(tag):
                     history.tensor = weakref.ref(args[0])
-                tag[WATCHED] = history.watched
+                self.watch(tag, history)
 
     # ------------------------------------------------------------------------------------------------- what is known
     @staticmethod
@@ -363,7 +356,14 @@ class Borders:
     def set_thefts(self, tag: list[Any], thefts: list[Theft]) -> None:
         history = self.history(tag)
         history.thefts = thefts
-        tag[WATCHED] = history.watched
+        self.watch(tag, history)
+
+    @staticmethod
+    def watch(tag: list[Any], history: History) -> None:
+        """From now on reads of this memory matter, or no longer."""
+        watched = bool(history.thefts or history.overwritten)
+        if watched != (tag[EPOCH] < 0):
+            tag[EPOCH] = ~tag[EPOCH]
 
     def name_of(self, tag: list[Any]) -> str | None:
         """The name of the parameter or buffer whose memory this is."""

@@ -21,9 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from dispatchmon.borders import Borders, in_function
 from dispatchmon.errors import HazardError
-from dispatchmon.hazards import Note
 from dispatchmon.module_tracker import FOREIGN_KEY, ModuleTracker
-from dispatchmon.operator_effects import CONTAINER, SNAPSHOTS
 from dispatchmon.operators import COMPOSITE, FLAGGED, HIGHER_ORDER, MAY_LIE, NO_OPERATOR, UNCOUNTED, WAIT, Plan, Plans
 from dispatchmon.records import ACCUMULATE, CALLBACK, EVENT, FOREIGN, LIVE, PASSED_ON, RAISED, RECOMPUTED, ROW
 from dispatchmon.saved_values import ALWAYS, SavedValues, tensors_in
@@ -31,6 +29,7 @@ from dispatchmon.sources import Sources
 from dispatchmon.torch_internals import (
     NOT_NUMBERED,
     call_composite,
+    distributed,
     gathered_by_fsdp,
     graph_task,
     is_opaque,
@@ -39,7 +38,7 @@ from dispatchmon.torch_internals import (
     running_node,
     version_counters_moving,
 )
-from dispatchmon.values import Values
+from dispatchmon.values import HISTORY, Values
 
 pack_event = EVENT.pack
 frame_of = sys._getframe
@@ -79,6 +78,7 @@ class RecordingMode(TorchDispatchMode):
         self.deadline = 1 << 62
         self.idle = False  # pass everything through: a step that is not recorded, a forked child, a failed sink
         self.hazard: HazardError | None = None  # to be raised when the event is complete
+        self.newest_node = 0  # number that the next autograd node will have, as far as is known
         self.nested = 0  # handlers that wait for an inner operator
         self.own_ns = 0  # time in the handler that was not the operator's
         self.left_out = 0  # operators of phases that were not asked for
@@ -114,7 +114,7 @@ class RecordingMode(TorchDispatchMode):
         event = self.event_of()
         number = next_sequence_number()
         context = tracker.context
-        task, saved = graph_task(), self.saved
+        task = graph_task()
         if task != -1:
             running = running_node()
             node = self.backward_node(running)
@@ -125,8 +125,8 @@ class RecordingMode(TorchDispatchMode):
             if tracker.optimizing:
                 context = tracker.optimizer_context(frame)
         source = self.sources.line(frame) if self.sources is not None else 0
-        if number > saved.newest:
-            saved.node_made(number, event, plan, source)
+        if number > self.newest_node:
+            self.newest_node = self.saved.node_made(self.newest_node, number, event, plan, source)
         if self.filtered:
             values.measuring = values.statistics is not None and plan.measured and (
                 tracker.measured_at(node) if node >= 0 else tracker.measured)  # fmt: skip
@@ -153,13 +153,16 @@ class RecordingMode(TorchDispatchMode):
             arguments = plan.arguments.number(args, kwargs) if plan.others else 0
         pending = event, arguments, context, number, node, source
         if node == LIVE:
-            if values.touched == event and not tracker.optimizing:
-                self.judge(plan, pending, self.borders.reads, plan, event, source, args, kwargs)
+            if values.touched:
+                values.touched = False
+                if not tracker.optimizing:
+                    self.judge(plan, pending, self.borders.reads, plan, event, source, args, kwargs)
         elif node >= 0:
+            saved = self.saved
             if node < saved.newest_write and (node != saved.node or task != saved.task):
                 self.judge(plan, pending, saved.node_runs, task, node, running, plan, pending, args)
         elif FOREIGN < node <= RECOMPUTED:
-            self.judge(plan, pending, saved.recomputes, running, pending, plan, args)
+            self.judge(plan, pending, self.saved.recomputes, running, pending, plan, args)
         return pending
 
     def judge(self, plan: Plan, pending: Pending, judge: Any, *evidence: Any) -> None:
@@ -205,40 +208,40 @@ class RecordingMode(TorchDispatchMode):
         if plan.unready:
             values.measuring, values.reason = asked
         self.ended(plan, pending, start, duration)
-        if plan.effects & (SNAPSHOTS | CONTAINER) and node == LIVE and not self.tracker.optimizing:
+        if plan.notable and node == LIVE and not self.tracker.optimizing:
             self.borders.made(plan, result, args, event, frame_of(2))
-        if self.hazard is not None:
+        if plan.writes and self.hazard is not None:
             hazard, self.hazard = self.hazard, None
             raise hazard
 
     def writes(self, plan: Plan, pending: Pending, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         """Rows of what was written, and the log of writes."""
-        if "torch.distributed.fsdp" in sys.modules and gathered_by_fsdp(frame_of(1)):
-            self.unlogged_writes(plan, pending[0], args, kwargs or {})
+        event, _, _, number, node, _ = pending
+        values, saved, optimizing = self.values, self.saved, self.tracker.optimizing
+        if not optimizing and distributed() and gathered_by_fsdp(frame_of(1)):
+            self.unlogged_writes(plan, event, args, kwargs or {})
             return
-        event, number, node, optimizing = pending[0], pending[3], pending[4], self.tracker.optimizing
-        values, saved = self.values, self.saved
         forward = node == LIVE and not optimizing
         function = forward and not torch.is_grad_enabled() and in_function()
-        note = Note(
-            pending, plan.operator, plan.name, self.tracker.path, plan.effects, plan.moves_values,
-            number - 1 if function else -1,
-        )  # fmt: skip
-        written: list[tuple[Tensor, list[Any]]] = []
+        note = pending, plan, self.tracker.path, number - 1 if function else -1
+        written: list[tuple[Tensor, list[Any]]] = []  # what is to be judged
         for position, name, argument in plan.writes:
             tensor = args[position] if position < len(args) else kwargs.get(name) if kwargs else None
             if isinstance(tensor, Tensor):
-                if (tag := values.wrote(tensor, argument, event, note)) is not None:
+                tag = values.wrote(tensor, argument, event, note)
+                if tag is not None and (forward or tag[HISTORY] is not None):
                     written.append((tensor, tag))
             elif tensor is not None:
-                values.wrote_all(tensor, argument, event, note, written)
-        saved.wrote(plan, note, number if number >= 0 else ALWAYS, written, args, forward)
-        if self.phases is not None:
-            return
-        try:
-            self.borders.wrote(plan, note, written, args, forward, function)
-        except HazardError as hazard:
-            self.hazard = hazard
+                values.wrote_all(tensor, argument, event, note, forward, written)
+        if number > saved.newest_write or number < 0:
+            saved.newest_write = number if number >= 0 else ALWAYS
+        if written and self.phases is None:
+            if forward:
+                saved.wrote(note, written, args)
+            try:
+                self.borders.wrote(note, written, args, forward, function)
+            except HazardError as hazard:
+                self.hazard = hazard
 
     def unlogged_writes(self, plan: Plan, event: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Rows of writes that give memory the value it had before."""
@@ -388,7 +391,8 @@ class RecordingMode(TorchDispatchMode):
                 )
                 written.append((tensor, after_number))
             at -= ROW.size
-        note = Note(pending, self.plans.liar(func)[0], plan.name, self.tracker.path, 0, True, -1)
+        plan = plan._replace(operator=self.plans.liar(func)[0], moves_values=True)
+        note = pending, plan, self.tracker.path, -1
         for tensor, argument in reversed(written):
             self.values.wrote(tensor, argument, pending[0], note)
         seen = [tensor for tensor, _ in written]
@@ -396,4 +400,4 @@ class RecordingMode(TorchDispatchMode):
             if not any(tensor is one for one in seen):
                 self.values.written(tensor)
         self.saved.newest_write = max(self.saved.newest_write, pending[3] if pending[3] >= 0 else ALWAYS)
-        return plan._replace(operator=note.operator)
+        return plan

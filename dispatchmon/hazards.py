@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import warnings
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from dispatchmon.errors import HazardError
 from dispatchmon.hazard_words import sentence
-from dispatchmon.operator_effects import STILL
+from dispatchmon.operator_effects import STILL, UNSEEN
+from dispatchmon.operators import Plan
 from dispatchmon.records import EVENT, NOT_ASKED, ROW
 from dispatchmon.sources import Sources
 from dispatchmon.tables import Tables
@@ -22,16 +23,13 @@ from dispatchmon.values import LABEL, VALUE, Values
 MOST_SAID = 100  # warnings of one run
 
 
-class Note(NamedTuple):
-    """A write: the event, as it is packed."""
-
-    pending: tuple[int, int, int, int, int, int]  # event, arguments, context, number, node, source
-    operator: int
-    name: str
-    path: str | None  # module
-    effects: int  # of the operator, see operator_effects.py
-    moves: bool  # it writes memory, not only what a tensor shows
-    inside: int  # number of the autograd.Function whose forward wrote, or -1
+# A write, as the hot path notes it: the event as it is packed (event, arguments, context, number, node, source), the plan
+# of its operator, the module, and the number of the autograd.Function whose forward wrote, or -1.
+Note = tuple[tuple[int, int, int, int, int, int], Plan, str | None, int]
+PENDING: Final = 0
+PLAN: Final = 1
+PATH: Final = 2
+INSIDE: Final = 3
 
 
 class Victim(NamedTuple):
@@ -100,14 +98,15 @@ class Hazards:
 
     def say(self, kind: str, note: Note, entry: Any, tag: Any, victim: Victim | None, loud: bool, details: Any) -> None:
         """Warn or raise, once for each place."""
-        place = kind, note.operator, note.path, note.pending[5], victim and victim[1:]
+        pending, plan, path, _ = note
+        place = kind, plan.operator, path, pending[5], victim and victim[1:]
         if place in self.said or len(self.said) > MOST_SAID:
             return
         self.said.add(place)
         shape, _, offset, _ = entry[3]
         name = None if tag is None else self.values.labels.name(tag[LABEL], offset, tuple(shape))
         text = sentence(
-            kind, op=note.name, module=note.path, source=self.line(note.pending[5]), name=name, shape=tuple(shape),
+            kind, op=plan.name, module=path, source=self.line(pending[5]), name=name, shape=tuple(shape),
             victim=None if victim is None else (victim.op, victim.path, self.line(victim.source)), loud=loud,
             details=details,
         )  # fmt: skip
@@ -115,12 +114,12 @@ class Hazards:
             raise HazardError(text)
         warnings.warn(f"dispatchmon: {text}", RuntimeWarning, stacklevel=6)
 
-    def nobody(self, plan: Any, pending: Any, path: str | None) -> Note:
+    def nobody(self, plan: Plan, pending: Any, path: str | None) -> Note:
         """The write that this operator was the first to notice."""
         operator = self.unknown.get(plan.name)
         if operator is None:
             operator = self.unknown[plan.name] = self.tables.operators.add((plan.name, "undeclared"))
-        return Note(pending, operator, plan.name, path, STILL, True, -1)
+        return pending, plan._replace(operator=operator, effects=STILL | UNSEEN), path, -1
 
     def line(self, source: int) -> str | None:
         return None if self.sources is None else self.sources.text(source)
@@ -129,9 +128,9 @@ class Hazards:
         """Append what was found to the records of a batch; (event that wrote, event of the victim) by event of the finding."""
         causes: dict[int, tuple[int, int]] = {}
         for note, argument, geometry, value, label, literal, victim in self.found:
-            event, _, context, place, node, source = note.pending
+            event, _, context, place, node, source = note[PENDING]
             mine = number()
-            events.extend(EVENT.pack(mine, note.operator, literal, context, place, node, source, 0, 0))
+            events.extend(EVENT.pack(mine, note[PLAN].operator, literal, context, place, node, source, 0, 0))
             rows.extend(ROW.pack(mine, argument, geometry, value, label, NOT_ASKED))
             causes[mine] = event, victim
         self.found.clear()

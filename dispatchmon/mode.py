@@ -27,7 +27,7 @@ from dispatchmon.hazards import Hazards
 from dispatchmon.module_tracker import ModuleTracker, wrap_while_needed
 from dispatchmon.operators import Plans
 from dispatchmon.records import ROW
-from dispatchmon.saved_values import MODIFIED, SavedValues
+from dispatchmon.saved_values import ALWAYS, MODIFIED, SavedValues
 from dispatchmon.schema import FORMAT_VERSION, PHASES, STATISTICS
 from dispatchmon.settings import Settings, StepPattern, checked
 from dispatchmon.sink import Sink
@@ -374,7 +374,7 @@ class _Recording:
             return
         if self.pauses:
             self.values.new_epoch()
-        self.saved.resume()
+        self.mode.newest_node = self.saved.resume() if self.tracker.borders is not None else ALWAYS
         self.mode.idle = self.tracker.paused = False
         wrap_while_needed()
         if not self.pushed:

@@ -20,6 +20,7 @@ ACCUMULATES = 32  # adds given content to memory
 READS_NO_CONTENT = 64  # looks at sizes only
 STILL = 128  # its writes do not move version counters
 LIMITS_NORMS = 256  # nn.Embedding(max_norm=...): what it is for
+UNSEEN = 512  # of a note: nobody saw the write itself
 
 _CONTAINERS = "empty zeros new_empty new_zeros empty_like zeros_like empty_strided new_empty_strided empty_permuted"
 _STORES = "copy_ index_copy_ index_put_ scatter_ masked_scatter_"

@@ -43,7 +43,8 @@ def overlap(one: Region, other: Region) -> bool:
 
 def pieces(of: Region) -> list[tuple[int, int]] | None:
     """The region as sorted (start, stop) of equal length, or None if there are too many."""
-    length, outer = of.itemsize, []
+    length = of.itemsize
+    outer: list[range] = []
     for n, step in sorted(of.dimensions, key=lambda dimension: dimension[1]):
         if n > 1 and 0 < step <= length and not outer:
             length += step * (n - 1)

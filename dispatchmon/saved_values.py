@@ -10,15 +10,15 @@ is silent; what autograd refused is loud. Nothing here keeps a tensor, a saved t
 from __future__ import annotations
 
 import re
-from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dispatchmon.hazards import Hazards, Note, Victim
+from dispatchmon.hazards import PENDING, PLAN, Hazards, Note, Victim
 from dispatchmon.module_tracker import ModuleTracker
 from dispatchmon.operator_effects import CLONES, READS_NO_CONTENT, STILL
 from dispatchmon.operators import Plan
@@ -37,7 +37,7 @@ from dispatchmon.values import OWNER, WRITES, Values
 MODIFIED = "modified by an inplace operation"
 REENTRANT = "CheckpointFunctionBackward"
 COMPILED = "CompiledFunction"
-MOST_NODES = 1 << 20
+MOST_NODES = 1 << 18
 MOST_VIEWS = 1 << 14
 ALWAYS = 1 << 62
 _STATISTICS = ("running_mean", "running_var")
@@ -64,84 +64,57 @@ class SavedValues:
 
     def __init__(self, values: Values, tracker: ModuleTracker, hazards: Hazards) -> None:
         self.values, self.tracker, self.hazards = values, tracker, hazards
-        self.newest = self.first = next_sequence_number()
+        self.first = next_sequence_number()
         self.newest_write = -1  # number of the next node when something was written last
         self.node = self.task = -1  # whose savings were read last
         self.copies = -1  # number of the CopySlices that ran last, if no other node was looked at since
-        self.numbers, self.events = array("q"), array("q")  # nodes below a number were made before that event ...
-        self.operators: list[str] = []  # ... of this operator, there
-        self.sources = array("q")
-        self.paths: list[str | None] = []
+        self.made: list[tuple[int, int, Plan, str | None, int]] = []  # nodes below a number were made before this event
         self.cloned = -1  # event of a clone that an in-place operator may have dispatched
         self.views: dict[int, tuple[Victim, tuple[Any, ...]]] = {}  # CopySlices by number: its operator, tags of its arguments
         self.names: dict[type, tuple[str, ...]] = {}
         self.unknown: dict[str, int] = {}
 
     # ------------------------------------------------------------------------------------------------- nodes
-    def resume(self) -> None:
-        """Nodes made before this were not seen."""
-        self.first = self.newest = next_sequence_number()
+    def resume(self) -> int:
+        """Nodes made before this were not seen; the number of the first that can be."""
+        self.first = next_sequence_number()
+        return self.first
 
-    def node_made(self, number: int, event: int, plan: Plan, source: int) -> None:
-        """A node was built for this operator, before it came here."""
-        if plan.effects & CLONES and number > self.newest + 1:
+    def node_made(self, newest: int, number: int, event: int, plan: Plan, source: int) -> int:
+        """A node was built for this operator, before it came here; `newest` is the number known so far."""
+        if plan.effects & CLONES and number > newest + 1:
             self.cloned = event
-        self.newest = number
-        if len(self.numbers) > MOST_NODES:
-            self.first = self.numbers[MOST_NODES // 2]
-            for column in (self.numbers, self.events, self.sources, self.operators, self.paths):
-                del column[: MOST_NODES // 2]  # type: ignore[attr-defined]
-        self.numbers.append(number)
-        self.events.append(event)
-        self.sources.append(source)
-        self.operators.append(plan.name)
-        self.paths.append(self.tracker.path)
-
-    def insert(self, at: int, number: int, maker: Victim) -> None:
-        self.numbers.insert(at, number)
-        self.events.insert(at, maker.event)
-        self.operators.insert(at, maker.op)
-        self.paths.insert(at, maker.path)
-        self.sources.insert(at, maker.source)
+        if len(self.made) > MOST_NODES:
+            del self.made[: MOST_NODES // 2]
+            self.first = self.made[0][0]
+        self.made.append((number, event, plan, self.tracker.path, source))
+        return number
 
     def maker(self, node: Any) -> Victim | None:
         """The operator whose gradient this node computes, if it was seen."""
         number = node._sequence_nr()
         if is_copy_slices(node) and number in self.views:
             return self.views[number][0]
-        i = bisect_right(self.numbers, number)
-        if number < self.first or i == len(self.numbers):
+        i = bisect_right(self.made, number, key=itemgetter(0))
+        if number < self.first or i == len(self.made):
             return None
-        return Victim(self.events[i], self.operators[i], self.paths[i], self.sources[i])
+        _, event, plan, path, source = self.made[i]
+        return Victim(event, plan.name, path, source)
 
     # ------------------------------------------------------------------------------------------------- writes
-    def wrote(
-        self,
-        plan: Plan,
-        note: Note,
-        number: int,
-        written: list[tuple[Tensor, list[Any]]],
-        args: tuple[Any, ...],
-        forward: bool,
-    ) -> None:
-        """An operator wrote these. An in-place one may be older than the clone that it made, whose node is younger."""
-        if number > self.newest_write:
-            self.newest_write = number
-        if not forward:
-            return
-        if self.cloned >= 0 and self.events and self.events[-1] == self.cloned and self.numbers[-1] == number:
-            self.insert(len(self.numbers) - 1, number - 1, self.victim_of(note))
+    def wrote(self, note: Note, written: list[tuple[Tensor, list[Any]]], args: tuple[Any, ...]) -> None:
+        """A forward operator wrote these. It may be older than the clone that it made, whose node is younger."""
+        pending, plan, path, _ = note
+        event, number, source = pending[0], pending[3], pending[5]
+        if self.cloned >= 0 and self.made and self.made[-1][:2] == (number, self.cloned):
+            self.made.insert(len(self.made) - 1, (number - 1, event, plan, path, source))
             self.cloned = -1
         if torch.is_grad_enabled() and any(t._is_view() for t, _ in written if not t.is_inference()):
             if len(self.views) > MOST_VIEWS:
                 for old in list(self.views)[: MOST_VIEWS // 2]:
                     del self.views[old]
             tags = tuple(tag for t in tensors_in(args) if (tag := self.values.tag_of(t)) is not None)
-            self.views[number] = self.victim_of(note), tags
-
-    @staticmethod
-    def victim_of(note: Note) -> Victim:
-        return Victim(note.pending[0], note.name, note.path, note.pending[5])
+            self.views[number] = Victim(event, plan.name, path, source), tags
 
     def written_since(self, tensor: Any, event: int) -> list[Any] | None:
         """The tag of the tensor's memory, if it was written after that event."""
@@ -152,7 +125,7 @@ class SavedValues:
         except (NotImplementedError, RuntimeError):  # sparse, mkldnn
             return None
         ours = tag is not None and tag[OWNER] == self.values.owner and tag[WRITES]
-        return tag if ours and tag[WRITES][-1][0].pending[0] > event else None  # type: ignore[index]
+        return tag if ours and tag[WRITES][-1][0][PENDING][0] > event else None  # type: ignore[index]
 
     # ------------------------------------------------------------------------------------------------- a node runs
     def savings(self, node: Any) -> Iterator[tuple[str, Any]]:
@@ -207,7 +180,7 @@ class SavedValues:
         written = [args[i] for i, _, _ in plan.writes if i < len(args)]
         for tensor in () if plan.effects & READS_NO_CONTENT else tensors_in(args):
             tag = self.written_since(tensor, maker.event)
-            if tag is not None and tag[WRITES][-1][0].pending[4] == LIVE and not any(tensor is t for t in written):
+            if tag is not None and tag[WRITES][-1][0][PENDING][4] == LIVE and not any(tensor is t for t in written):
                 victim = Victim(pending[0], plan.name, self.tracker.path, pending[5])
                 self.silent(victim, node, "checkpoint", tensor, tag, since=maker.event)
         if type(node).__name__ == REENTRANT and (number := node._sequence_nr()) != self.node:
@@ -227,7 +200,8 @@ class SavedValues:
         place = region_of(tensor)
         for write in tag[WRITES]:
             note, entry, _ = write
-            mine = note.pending[0] > since and note.inside != node._sequence_nr() and note.moves
+            pending, plan, _, inside = note
+            mine = pending[0] > since and inside != node._sequence_nr() and plan.moves_values
             if mine and overlap(region_of_entry(entry), place):
                 self.report(victim, node, name, tensor, tag, write, loud=False)
                 return
@@ -287,7 +261,7 @@ class SavedValues:
                 if checkpoint is not None and saved.unpack_hook and belongs_to(saved.unpack_hook, checkpoint):
                     for tensor in [getattr(argument, "data", None) for argument in checkpoint.saved_args]:
                         tag = self.written_since(tensor, maker.event)
-                        if tag is not None and f"is at version {tensor._version};" in text:
+                        if tag is not None and f"is at version {tensor._version};" in text:  # type: ignore[union-attr]
                             found.insert(0, (True, maker, node, "checkpoint", tensor, tag, text))
                     checkpoint = None
                 elif not saved.unpack_hook and (tag := self.written_since(saved.data, maker.event - 1)) is not None:
@@ -307,7 +281,7 @@ class SavedValues:
         expected = int(re.search(r"expected version (\d+)", problem)[1])  # type: ignore[index]
         for write in tag[WRITES]:
             note, _, version = write
-            if note.pending[0] >= maker.event and not note.effects & STILL and version >= expected:
+            if note[PENDING][0] >= maker.event and not note[PLAN].effects & STILL and version >= expected:
                 self.report(maker, node, name, tensor, tag, write, loud=True, error=problem, explains=same or None)
                 return
 

@@ -51,6 +51,8 @@ without_modes: Callable[[], AbstractContextManager[None]] = _python_dispatch._di
 """A block in which no dispatch mode sees what runs."""
 get_checkpoint_inputs: CodeType = _CheckpointFrame.get_inputs.__code__
 """Code of the frame in which a checkpoint unpacks the inputs of its region; `self.saved_args` are torch's SavedTensors."""
+distributed: Callable[[], bool] = getattr(torch.distributed, "is_initialized", lambda: False)
+"""Whether this process is in a group of several."""
 DisableTorchFunction: type[AbstractContextManager[None]] = _C.DisableTorchFunction
 """A block in which neither a subclass nor a mode sees what is asked of a tensor through `__torch_function__`."""
 

@@ -38,9 +38,9 @@ SERIALS = count(1)  # of storages, unique in the process
 EPOCHS = count(1)  # one per stretch of recording: what happened between two of them was not seen
 
 # The tag, a list on the storage. SLOTS: {memory: slot} once several views were measured. WRITES: the newest writes, for
-# saved_values.py. HISTORY: what borders.py knows of it; WATCHED: its reads matter.
-VALUE, LABEL, MEMORY, SLOT, SLOTS, EPOCH, OWNER, DIGESTS, WRITES, HISTORY, WATCHED = range(11)
-MOST_WRITES = 64  # kept of each storage
+# saved_values.py. HISTORY: what borders.py knows of it. EPOCH is inverted while reads of the memory matter to it.
+VALUE, LABEL, MEMORY, SLOT, SLOTS, EPOCH, OWNER, DIGESTS, WRITES, HISTORY = range(10)
+MOST_WRITES = 32  # kept of each storage
 CPU = 0  # label of unnamed CPU memory
 
 pack_row = ROW.pack
@@ -130,7 +130,7 @@ class Values:
         self.measuring = statistics is not None
         self.reason = NOT_ASKED  # what the slot says while not measuring
         self.table = tables.geometries
-        self.touched = -1  # the newest event that saw memory whose reads matter
+        self.touched = False  # memory whose reads matter was seen
 
     def new_epoch(self) -> None:
         """Something may have run unseen: every value met from now on is a new version."""
@@ -150,8 +150,6 @@ class Values:
         except Exception:  # sparse, mkldnn, nested, symbolic: no storage, no strides
             self.see_special(tensor, argument, event)
             return
-        if tag[WATCHED]:
-            self.touched = event
         if self.digests is not None and self.reason == NOT_ASKED and tag[SLOT] != UNTIL_WAIT:
             self.verify(self.digests, tag, memory, tensor, event)
         if not self.measuring:
@@ -195,11 +193,16 @@ class Values:
     def first_sight(self, storage: Any, tensor: Tensor, tag: list[Any] | None) -> list[Any]:
         """A new tag, or one from before a gap brought up to date."""
         if tag is not None and tag[OWNER] == self.owner:
+            if tag[EPOCH] < 0:
+                self.touched = True
+                if tag[EPOCH] == ~self.epoch:
+                    return tag
             tag[VALUE] += 1
-            tag[MEMORY], tag[SLOTS], tag[EPOCH], tag[DIGESTS] = -1, None, self.epoch, None
+            tag[MEMORY], tag[SLOTS], tag[DIGESTS] = -1, None, None
+            tag[EPOCH] = ~self.epoch if tag[EPOCH] < 0 else self.epoch
             return tag
         label = CPU if tensor.is_cpu else self.labels.number(str(tensor.device))
-        tag = [next(SERIALS) << VERSION_BITS, label, -1, -1, None, self.epoch, self.owner, None, None, None, False]
+        tag = [next(SERIALS) << VERSION_BITS, label, -1, -1, None, self.epoch, self.owner, None, None, None]
         setattr(storage, self.attribute, tag)
         return tag
 
@@ -282,7 +285,7 @@ class Values:
         except Exception:
             self.see_special(tensor, argument, event)
             return None
-        if note.moves:
+        if note[1].moves_values:
             tag[VALUE] += 1
             tag[MEMORY], tag[SLOT], tag[SLOTS], tag[DIGESTS] = -1, -1, None, None
         try:
@@ -307,14 +310,17 @@ class Values:
         self.add_row(pack_row(event, argument, entry[0], tag[VALUE], tag[LABEL], slot))
         return tag
 
-    def wrote_all(self, tensors: Iterable[Any], numbers: Any, event: int, note: Any, written: list[Any]) -> None:
-        """The same for each tensor of a list, of lists; adds (tensor, tag) to `written`."""
+    def wrote_all(
+        self, tensors: Iterable[Any], numbers: Any, event: int, note: Any, forward: bool, written: list[Any]
+    ) -> None:
+        """The same for each tensor of a list, of lists; adds (tensor, tag) of those that must be judged to `written`."""
         for i, tensor in enumerate(tensors):
             if isinstance(tensor, Tensor):
-                if (tag := self.wrote(tensor, numbers.at(i), event, note)) is not None:
+                tag = self.wrote(tensor, numbers.at(i), event, note)
+                if tag is not None and (forward or tag[HISTORY] is not None):
                     written.append((tensor, tag))
             elif isinstance(tensor, (list, tuple)):
-                self.wrote_all(tensor, numbers.inside(i), event, note, written)
+                self.wrote_all(tensor, numbers.inside(i), event, note, forward, written)
 
     def arrived(self, tensor: Tensor) -> None:
         """The collective that made this tensor is over."""
