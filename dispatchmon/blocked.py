@@ -39,4 +39,6 @@ def explain_refusal(error: BaseException, recording: _Recording) -> None:
     plan = recording.plans.unseen(tables.operators.add((op, "inplace")), op)
     pending = recording.mode.event_of(), 0, context if failed == id(error) else 0, next_sequence_number(), LIVE, line
     entry = recording.values.unknown_geometry()
-    recording.hazards.add("blocked-write", (pending, plan, None, -1), entry, None, None, loud=True, error=short(text), refused=True)
+    recording.hazards.add(
+        "blocked-write", (pending, plan, None, -1), entry, None, None, loud=True, error=short(text), refused=True
+    )

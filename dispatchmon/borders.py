@@ -391,10 +391,12 @@ class Borders:
 
 
 def argument(args: tuple[Any, ...], kwargs: dict[str, Any] | None, position: int, name: str) -> Any:
+    """An argument of a call, by position or by name."""
     return args[position] if position < len(args) else kwargs.get(name) if kwargs else None
 
 
 def shares(tensor: Tensor, storage: Any) -> bool:
+    """Whether this is the tensor's memory."""
     try:
         return tensor.untyped_storage() is storage
     except (NotImplementedError, RuntimeError):  # sparse, mkldnn
@@ -412,6 +414,7 @@ def leaves(value: Any, place: str, depth: int, objects: bool = True) -> Iterator
 
 
 def members(value: Any, objects: bool) -> Any:
+    """(name, member) of a container, or of any other object if wanted."""
     if isinstance(value, dict):  # transformers' ModelOutput, too
         return list(value.items())
     if isinstance(value, (list, tuple)):
@@ -451,6 +454,7 @@ def asked_for(frame: FrameType | None) -> bool:
 
 
 def number_of(tensor: Tensor) -> int | None:
+    """Number of the autograd node that made a tensor; None for a view, whose node may be made only when it is asked for."""
     if tensor.is_inference() or tensor._is_view() or tensor.grad_fn is None:
         return None
     number: int = tensor.grad_fn._sequence_nr()

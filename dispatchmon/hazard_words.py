@@ -15,6 +15,7 @@ SEVERITIES = {
     "parameter-write": "warning",
     "buffer-write": "note",
 }
+NOBODY = "nobody"  # the operator of a write that nobody saw
 Place = tuple[str | None, str | None, str | None]  # op, module, source line
 
 
@@ -56,8 +57,10 @@ def sentence(
         if details.get("known"):
             return f"{who} wrote {what}, which its schema does not declare; torch is known to do so"
         if details.get("noticed"):
-            lost = f", which {other} had saved" if other else ""
-            return f"{what}{lost} changed before {who} and no operator declares it (numpy, a C extension, dlpack?)"
+            lost = f", which {other} had saved for backward," if other else ""
+            return (
+                f"{what}{lost} changed before {who}, and no operator declares a write (numpy, a C extension, dlpack?)"
+            )
         return f"{who} wrote {what}, which its schema does not declare"
     if kind == "blocked-write":
         return f"{who} could not write {what}: {details.get('error', 'it raised')}"
@@ -73,8 +76,8 @@ def saved(who: str, what: str, other: str | None, loud: bool, details: Mapping[s
     if details.get("checkpoint"):
         lost = f"which the checkpointed region of {other} reads again when it is recomputed"
     elif loud and details.get("overlaps") is False:
-        lost = f"a view of the memory of a value {lost}: other elements, but one version counter belongs to all of it"
-        lost = lost.replace("a value which", "what", 1)
+        lost = lost.replace("which", "other elements of the memory that", 1)
+        lost += ": none of the saved ones, but one version counter belongs to all of it"
     if error := details.get("error"):
         then = f"; torch said: {error}"
     else:

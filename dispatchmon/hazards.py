@@ -119,7 +119,7 @@ class Hazards:
         operator = self.unknown.get(plan.name)
         if operator is None:
             operator = self.unknown[plan.name] = self.tables.operators.add((plan.name, "undeclared"))
-        return pending, plan._replace(operator=operator, effects=STILL | UNSEEN), path, -1
+        return pending, plan._replace(operator=operator, effects=STILL | UNSEEN, moves_values=True), path, -1
 
     def line(self, source: int) -> str | None:
         return None if self.sources is None else self.sources.text(source)

@@ -23,6 +23,7 @@ from dispatchmon.blocked import explain_refusal
 from dispatchmon.borders import Borders
 from dispatchmon.dispatch import RecordingMode
 from dispatchmon.errors import MonitorStateError, SettingError, TraceExistsError
+from dispatchmon.hazard_words import NOBODY
 from dispatchmon.hazards import Hazards
 from dispatchmon.module_tracker import ModuleTracker, wrap_while_needed
 from dispatchmon.operators import Plans
@@ -192,12 +193,12 @@ class _Recording:
             self.tracker.watches_training = True
             self.tracker.training_is = self.training_is
         self.right_mode = settings.training is None or model is None or model.training == settings.training
+        self.plans = Plans(self.tables.operators, self.tables.arguments, self.tables.literals, settings.ops)
         self.hazards = Hazards(self.tables, self.values, self.sources, settings.on_hazard)
-        self.saved = SavedValues(self.values, self.tracker, self.hazards)
+        self.saved = SavedValues(self.values, self.tracker, self.hazards, self.plans.unseen(0, NOBODY))
         self.borders = Borders(self.values, self.tracker, self.hazards, {} if model is None else owned_by(model))
         audited = len(settings.phases) == len(PHASES)
         self.tracker.borders = self.borders if audited else None
-        self.plans = Plans(self.tables.operators, self.tables.arguments, self.tables.literals, settings.ops)
         self.mode = RecordingMode(
             self.plans, self.values, self.tracker, self.sources, frozenset(settings.phases), self.flush,
             self.saved, self.borders,
@@ -307,11 +308,13 @@ class _Recording:
         stands_out = "no NaN or Inf" if tally.first_nonfinite is None else first_nonfinite(tally.first_nonfinite)
         if tally.undeclared:
             stands_out = f"{plural(tally.undeclared, 'undeclared write')}, {stands_out}"
+        if tally.hazards:
+            stands_out = f"{plural(tally.hazards, 'hazard')}, {stands_out}"
         did = f"{spaced(tally.events)} operators in {plural(len(tally.steps), 'step')}"
         writes = plural(tally.writes, "in-place write")
         return (
             f"dispatchmon: {did} to {self.path} ({size / 1e6:.1f} MB), {writes}, {stands_out}. "
-            f"Next: dispatchmon summarize {self.path}"
+            f"Next: dispatchmon {'audit' if tally.hazards else 'summarize'} {self.path}"
         )
 
     def complain(self) -> None:
@@ -335,7 +338,13 @@ class _Recording:
             numbered = [(self.mode.event_of(), *found) for found in undeclared]
             self.sink.put(
                 Batch(
-                    bytes(self.mode.events), bytes(self.values.rows), blocks, self.tables.take(), digests, numbered, causes
+                    bytes(self.mode.events),
+                    bytes(self.values.rows),
+                    blocks,
+                    self.tables.take(),
+                    digests,
+                    numbered,
+                    causes,
                 )
             )
         self.mode.events.clear()

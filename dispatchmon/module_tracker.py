@@ -93,7 +93,10 @@ class ModuleTracker:
         self.watches_training = False  # module calls decide whether anything is recorded
         self.paused = False  # this step is not recorded: calls are counted, modules are not noted
         self.borders: Any = None  # what is told of each call, see borders.py
-        self.failed: tuple[int, int] = (0, 0)  # id of the last exception that left a call, context of the innermost such call
+        self.failed: tuple[int, int] = (
+            0,
+            0,
+        )  # id of the last exception that left a call, context of the innermost such call
         self.handles: list[Any] = []
 
     # ------------------------------------------------------------------------------------------------- open, close

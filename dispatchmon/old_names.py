@@ -24,6 +24,7 @@ _KNOWN: dict[CodeType, bool] = {}
 
 
 def instructions_of(code: CodeType) -> list[dis.Instruction]:
+    """The instructions that do something."""
     return [i for i in dis.get_instructions(code) if i.opname not in _FILLERS]
 
 
@@ -71,6 +72,7 @@ def later_loads(code: CodeType, call: int) -> Loads:
 
 
 def line_of(instruction: dis.Instruction) -> int:
+    """The line of an instruction; 0 if it has none."""
     positions = getattr(instruction, "positions", None)
     return (positions.lineno if positions is not None else instruction.starts_line) or 0
 

@@ -271,7 +271,20 @@ class Plans(dict[Any, Plan]):
         number = self.operators.add((name, "none"))
         nothing = Arguments(self.literals, (), (), frozenset())
         return Plan(
-            number, (everything,), {}, (), (results,), nothing, False, HIGHER_ORDER, False, self.measured(name), 0, name, 0, False
+            number,
+            (everything,),
+            {},
+            (),
+            (results,),
+            nothing,
+            False,
+            HIGHER_ORDER,
+            False,
+            self.measured(name),
+            0,
+            name,
+            0,
+            False,
         )
 
     def unseen(self, number: int, name: str) -> Plan:

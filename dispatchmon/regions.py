@@ -28,7 +28,9 @@ def region(shape: Sequence[int], stride: Sequence[int], offset: int, itemsize: i
     """The region of a tensor with this shape, and with stride and offset in elements."""
     start, steps = offset * itemsize, [step * itemsize for step in stride]
     last = sum((n - 1) * step for n, step in zip(shape, steps, strict=True))
-    return Region(start, start if 0 in shape else start + itemsize + last, itemsize, tuple(zip(shape, steps, strict=True)))
+    return Region(
+        start, start if 0 in shape else start + itemsize + last, itemsize, tuple(zip(shape, steps, strict=True))
+    )
 
 
 def overlap(one: Region, other: Region) -> bool:

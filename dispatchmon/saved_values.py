@@ -20,16 +20,15 @@ from torch import Tensor
 
 from dispatchmon.hazards import PENDING, PLAN, Hazards, Note, Victim
 from dispatchmon.module_tracker import ModuleTracker
-from dispatchmon.operator_effects import CLONES, READS_NO_CONTENT, STILL
+from dispatchmon.operator_effects import CLONES, READS_NO_CONTENT, STILL, UNSEEN
 from dispatchmon.operators import Plan
 from dispatchmon.records import LIVE
-from dispatchmon.regions import overlap, region
+from dispatchmon.regions import Region, overlap, region
 from dispatchmon.torch_internals import (
     ENGINE_CODE,
     NOT_NUMBERED,
     get_checkpoint_inputs,
     next_sequence_number,
-    recomputing,
     without_modes,
 )
 from dispatchmon.values import OWNER, WRITES, Values
@@ -62,17 +61,23 @@ Write = tuple[Note, Any, int]  # who wrote, the entry of the written tensor in `
 class SavedValues:
     """Follows autograd nodes and compares what they saved with the log of writes of each storage."""
 
-    def __init__(self, values: Values, tracker: ModuleTracker, hazards: Hazards) -> None:
+    def __init__(self, values: Values, tracker: ModuleTracker, hazards: Hazards, nobody: Plan) -> None:
         self.values, self.tracker, self.hazards = values, tracker, hazards
+        self.nobody = nobody  # in the place of an operator that was not seen
         self.first = next_sequence_number()
-        self.newest_write = -1  # number of the next node when something was written last
+        self.newest_write = (
+            ALWAYS if values.digests is not None else -1
+        )  # number of the next node when something was written last
         self.node = self.task = -1  # whose savings were read last
         self.copies = -1  # number of the CopySlices that ran last, if no other node was looked at since
         self.made: list[tuple[int, int, Plan, str | None, int]] = []  # nodes below a number were made before this event
         self.cloned = -1  # event of a clone that an in-place operator may have dispatched
-        self.views: dict[int, tuple[Victim, tuple[Any, ...]]] = {}  # CopySlices by number: its operator, tags of its arguments
+        self.views: dict[
+            int, tuple[Victim, tuple[Any, ...]]
+        ] = {}  # CopySlices by number: its operator, tags of its arguments
         self.names: dict[type, tuple[str, ...]] = {}
         self.unknown: dict[str, int] = {}
+        values.changed_unseen = self.changed_unseen
 
     # ------------------------------------------------------------------------------------------------- nodes
     def resume(self) -> int:
@@ -168,6 +173,12 @@ class SavedValues:
                 if tag is not None and any(tag is one for one in hidden):
                     self.silent(maker, node, "argument", tensor, tag)
 
+    def changed_unseen(self, tag: list[Any], entry: Any, event: int) -> None:
+        """Bytes changed with no operator that declares it: a write by nobody, which this event was the first to notice."""
+        pending = event, 0, self.tracker.context, next_sequence_number(), LIVE, 0
+        note = self.hazards.nobody(self.nobody, pending, self.tracker.path)
+        tag[WRITES] = [*(tag[WRITES] or ()), (note, entry, -1)]
+
     def not_known(self, whose: str) -> None:
         reason = f"savings of {whose}, whose writes cannot be judged"
         self.unknown[reason] = self.unknown.get(reason, 0) + 1
@@ -210,10 +221,12 @@ class SavedValues:
         self, victim: Victim, node: Any, name: str, tensor: Tensor, tag: Any, write: Write, loud: bool, **details: Any
     ) -> None:
         note, entry, _ = write
+        unseen = bool(note[PLAN].effects & UNSEEN)
         self.hazards.add(
-            "write-after-save", note, entry, tag, victim, name, loud, quiet="error" in details,
+            "undeclared-write" if unseen else "write-after-save", note, entry, tag, victim, name, loud, quiet="error" in details,
             saved_as=f"{node.name()}.{name}", saved_shape=list(tensor.shape), checkpoint=name == "checkpoint" or None,
-            overlaps=overlap(region_of_entry(entry), region_of(tensor)) if tensor.numel() else None, **details,
+            overlaps=overlap(region_of_entry(entry), region_of(tensor)) if tensor.numel() else None,
+            noticed=unseen or None, **details,
         )  # fmt: skip
 
     def verify(self, maker: Victim, node: Any, name: str, tensor: Tensor, plan: Plan, pending: Any) -> None:
@@ -231,7 +244,9 @@ class SavedValues:
         if changed and content_is_read(node, name):
             del digests.findings[known:]
             note = self.hazards.nobody(plan, pending, self.tracker.path)
-            self.hazards.add("undeclared-write", note, entry, tag, maker, name, noticed=True, saved_as=f"{node.name()}.{name}")
+            self.hazards.add(
+                "undeclared-write", note, entry, tag, maker, name, noticed=True, saved_as=f"{node.name()}.{name}"
+            )
 
     # ------------------------------------------------------------------------------------------------- torch's error
     def explain(self, error: BaseException) -> None:
@@ -264,15 +279,19 @@ class SavedValues:
                         if tag is not None and f"is at version {tensor._version};" in text:  # type: ignore[union-attr]
                             found.insert(0, (True, maker, node, "checkpoint", tensor, tag, text))
                     checkpoint = None
-                elif not saved.unpack_hook and (tag := self.written_since(saved.data, maker.event - 1)) is not None:
-                    if problem := unpack_error(node, name, saved.data):
+                elif not saved.unpack_hook:
+                    tag = self.written_since(saved.data, maker.event - 1)
+                    problem = None if tag is None else unpack_error(node, name, saved.data)
+                    if problem is not None:
                         found.append((problem == text, maker, node, name, saved.data, tag, problem))
         if not any(entry[0] for entry in found):  # then it was a CopySlices: the last node that ran
             for node in nodes.values():
                 number = node._sequence_nr()
                 if number == self.copies and is_copy_slices(node) and number in self.views:
                     maker, hidden = self.views[number]
-                    found += [(True, maker, node, "argument", torch.empty(0), tag, text) for tag in hidden if tag[WRITES]]
+                    found += [
+                        (True, maker, node, "argument", torch.empty(0), tag, text) for tag in hidden if tag[WRITES]
+                    ]
         for same, maker, node, name, tensor, tag, problem in sorted(found, key=lambda entry: not entry[0]):
             self.loud(maker, node, name, tensor, tag, problem, same)
 
@@ -287,10 +306,12 @@ class SavedValues:
 
 
 def is_copy_slices(node: Any) -> bool:
+    """Whether this node stands for an in-place operator on a view."""
     return type(node).__name__ == "CopySlices"
 
 
 def belongs_to(hook: Any, checkpoint: Any) -> bool:
+    """Whether an unpack hook is that of this checkpointed region."""
     return any(cell.cell_contents is checkpoint for cell in getattr(hook, "__closure__", None) or ())
 
 
@@ -313,11 +334,13 @@ def content_is_read(node: Any, name: str) -> bool:
     return saved_as not in READ_FOR_INPUT or node.next_functions[READ_FOR_INPUT[saved_as]][0] is not None
 
 
-def region_of(tensor: Tensor) -> Any:
+def region_of(tensor: Tensor) -> Region:
+    """The bytes that a tensor covers."""
     return region(tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.element_size())
 
 
-def region_of_entry(entry: Any) -> Any:
+def region_of_entry(entry: Any) -> Region:
+    """The same of an entry of `Values.geometries`."""
     shape, stride, offset, dtype = entry[3]
     return region(shape, stride, offset, dtype.itemsize)
 

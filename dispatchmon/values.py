@@ -10,7 +10,7 @@ that stale.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Any
 
@@ -130,6 +130,7 @@ class Values:
         self.measuring = statistics is not None
         self.reason = NOT_ASKED  # what the slot says while not measuring
         self.table = tables.geometries
+        self.changed_unseen: Callable[[list[Any], Any, int], None] = lambda tag, entry, event: None
         self.touched = False  # memory whose reads matter was seen
 
     def new_epoch(self) -> None:
@@ -173,6 +174,7 @@ class Values:
         if changed:
             tag[VALUE] += 1
             tag[MEMORY], tag[SLOTS] = -1, None
+            self.changed_unseen(tag, self.entry_of(tensor), event)
 
     def take_digests(self) -> tuple[dict[int, int], list[tuple[int, int, int]]]:
         """Digests of the rows of this batch, and the values that changed unseen."""

@@ -20,6 +20,7 @@ from dispatchmon_cli.wording import printable
 # A subcommand's file is loaded when it is called, so that `dispatchmon --help` answers at once.
 COMMANDS = {
     "summarize": "What ran, what it wrote over, and what stands out.",
+    "audit": "Every in-place write, and which are hazards.",
     "info": "What a trace is: version, environment, completeness, cost.",
 }
 

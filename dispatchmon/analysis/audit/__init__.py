@@ -8,7 +8,7 @@ that share memory, undeclared writes, writes to buffers) is read from the rows o
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from dispatchmon.analysis.audit.findings import STATISTICS, Audit, Finding, Vict
 from dispatchmon.analysis.audit.overlaps import overlapping_writes
 from dispatchmon.analysis.audit.suggestions import suggestion
 from dispatchmon.analysis.query import Filters, query
-from dispatchmon.hazard_words import SEVERITIES, sentence
+from dispatchmon.hazard_words import NOBODY, SEVERITIES, sentence
 from dispatchmon.schema import PHASES
 from dispatchmon.trace import Trace
 
@@ -63,9 +63,7 @@ WHERE kind = 'op' AND event IN (SELECT unnest($events))
 """
 
 
-def audit(
-    trace: Trace, filters: Filters | None = None, *, on_progress: Callable[[float], None] | None = None
-) -> Audit:
+def audit(trace: Trace, filters: Filters | None = None, *, on_progress: Callable[[float], None] | None = None) -> Audit:
     """
     Find the hazards of a trace, and count what it wrote.
 
@@ -135,22 +133,20 @@ def make(
     """A finding out of a row that says what wrote where."""
     shape = None if row["shape"] is None else tuple(row["shape"])
     severity = "note" if details.get("known") else SEVERITIES[kind]
-    message = sentence(
-        kind, op=row["op"], module=row["module"], source=row["source"], name=row["name"], shape=shape,
-        victim=None if victim is None else (victim.op, victim.module, victim.source), loud=loud, details=details,
-    )  # fmt: skip
-    return Finding(
+    found = Finding(
         kind, severity, row["event"], row["rank"], row["step"], row["phase"], row["op"], row["module"], row["source"],
-        row["arg"], row["name"], shape, row["dtype"], message,
-        suggestion(kind, op=row["op"], module=row["module"], phase=row["phase"], name=row["name"], details=details),
-        victim, count,
+        row["arg"], row["name"], shape, row["dtype"], "", details=details, victim=victim, count=count,
     )  # fmt: skip
+    return replace(found, message=said(found, details, loud))
 
 
-def merged(found: Iterable[Finding]) -> list[Finding]:
+def merged(found: Sequence[Finding]) -> list[Finding]:
     """One finding for each place: of an overwritten input, whoever read it first stands for all."""
     kept: dict[Any, Finding] = {}
+    with_victim = {(f.rank, f.event) for f in found if f.kind == "undeclared-write" and f.victim is not None}
     for f in found:
+        if f.kind == "undeclared-write" and f.victim is None and (f.rank, f.event) in with_victim:
+            continue
         if f.kind == "input-overwritten":
             key: Any = (f.kind, f.op, f.module, f.source)
         else:
@@ -203,6 +199,7 @@ def with_details(trace: Trace, found: list[Finding]) -> Iterator[Finding]:
     """Add the statistics before and after the write, and what the victim's own rows say."""
     hazards = [f for f in found if f.severity != "note"]
     events = sorted({f.event for f in hazards} | {f.victim.event for f in hazards if f.victim and f.victim.event})
+    classes = {m["name"]: m["class"] for file in trace.files for m in file.metadata.get("modules") or ()}
     rows: dict[tuple[int, int], list[dict[str, Any]]] = {}
     if events:
         columns = ("kind", *_WHAT, "rank", "event", "role", "written", "storage", *STATISTICS)
@@ -212,6 +209,7 @@ def with_details(trace: Trace, found: list[Finding]) -> Iterator[Finding]:
         if f.severity == "note":
             yield f
             continue
+        tip = suggestion(f.kind, op=f.op, module=f.module, phase=f.phase, details=f.details, classes=classes)
         mine = [r for r in rows.get((f.rank, f.event), ()) if r["written"] and (f.name is None or r["name"] == f.name)]
         before = next((r for r in mine if r["role"] == "input"), None)
         after = next((r for r in mine if r["role"] == "output"), None)
@@ -220,7 +218,23 @@ def with_details(trace: Trace, found: list[Finding]) -> Iterator[Finding]:
             first = theirs[0]
             named = next((r["name"] for r in theirs if r["name"]), None)
             victim = Victim(victim.event, first["op"], first["module"], first["phase"], first["source"], named)
-        yield replace(f, before=statistics(before), after=statistics(after), victim=victim)
+        f = replace(f, before=statistics(before), after=statistics(after), victim=victim, suggestion=tip)
+        yield noticed_by(f, rows[f.rank, f.event][0]) if f.op == NOBODY and (f.rank, f.event) in rows else f
+
+
+def noticed_by(f: Finding, row: dict[str, Any]) -> Finding:
+    """Nobody saw the write: say who noticed it."""
+    f = replace(f, op=row["op"], module=row["module"], phase=row["phase"], source=row["source"])
+    return replace(f, message=said(f, f.details, loud=False))
+
+
+def said(f: Finding, details: Mapping[str, Any], loud: bool) -> str:
+    """The sentence of a finding."""
+    lost = None if f.victim is None else (f.victim.op, f.victim.module, f.victim.source)
+    return sentence(
+        f.kind, op=f.op, module=f.module, source=f.source, name=f.name, shape=f.shape, victim=lost, loud=loud,
+        details=details,
+    ).rstrip(".")  # fmt: skip
 
 
 def statistics(row: dict[str, Any] | None) -> dict[str, float | int | None] | None:
@@ -233,7 +247,5 @@ def statistics(row: dict[str, Any] | None) -> dict[str, float | int | None] | No
 def all_writes(trace: Trace, filters: Filters | None = None) -> Iterator[dict[str, Any]]:
     """Every tensor that was written, in order of events."""
     columns = ("rank", "event", "step", "phase", "op", "module", "source", "arg", "name", "shape", "dtype")
-    sql = (
-        f"SELECT {', '.join(columns)} FROM trace WHERE kind = 'op' AND written AND role = 'input' AND mutation <> 'none'"
-    )
+    sql = f"SELECT {', '.join(columns)} FROM trace WHERE kind = 'op' AND written AND role = 'input' AND mutation <> 'none'"
     yield from query(trace, sql, (*columns, "kind", "written", "role", "mutation"), filters)

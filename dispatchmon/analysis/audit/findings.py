@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 STATISTICS = ("min", "max", "mean", "std", "norm", "nan", "inf")
 
@@ -35,6 +37,7 @@ class Finding:
         count: how often the same finding came.
         raises: of `write-after-save`: whether autograd notices.
         explains: whether the run ended with torch's error about this very write.
+        details: what else the `hazard` row says.
         before: statistics of the memory before the write, where they were measured; `after` likewise.
     """
 
@@ -60,6 +63,7 @@ class Finding:
     saved_as: str | None = None
     before: dict[str, float | int | None] | None = None
     after: dict[str, float | int | None] | None = None
+    details: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)

@@ -99,12 +99,15 @@ def shared_operands(batch: Any) -> Iterator[Overlap]:
 
 
 def short_name(op: str) -> str:
+    """`add_` of `aten.add_.Tensor`."""
     return op.split(".")[1] if "." in op else op
 
 
 def place_of(row: dict[str, Any]) -> Any:
+    """Where in its memory a row's tensor is."""
     return tuple(row["shape"] or ()), tuple(row["stride"] or ()), row["offset"], row["dtype"]
 
 
 def region_of(row: dict[str, Any]) -> Region:
+    """The bytes that a row's tensor covers."""
     return region(row["shape"] or (), row["stride"] or (), row["offset"] or 0, itemsize(row["dtype"]))

@@ -6,22 +6,25 @@ from collections.abc import Mapping
 from typing import Any
 
 _BINARY = {"add_": "+", "sub_": "-", "mul_": "*", "div_": "/", "pow_": "**"}
-_MODULES = "relu_ relu6_ dropout_ silu_ leaky_relu_ elu_ celu_ selu_ hardtanh_ hardswish_ mish_ threshold_ bernoulli_"
+# Modules of torch.nn that take `inplace`.
+_INPLACE = frozenset(
+    "AlphaDropout CELU Dropout Dropout1d Dropout2d Dropout3d ELU FeatureAlphaDropout Hardsigmoid Hardswish Hardtanh "
+    "LeakyReLU Mish RReLU ReLU ReLU6 SELU SiLU Threshold".split())  # fmt: skip
 
 
 def suggestion(
-    kind: str, *, op: str, module: str | None, phase: str, name: str | None, details: Mapping[str, Any]
+    kind: str, *, op: str, module: str | None, phase: str, details: Mapping[str, Any], classes: Mapping[str, str]
 ) -> str | None:
-    """One suggestion, or None."""
+    """One suggestion, or None; `classes` are those of the model's modules by name."""
     short = op.split(".")[1] if op.startswith("aten.") else op
     if kind == "write-after-save":
         if details.get("checkpoint"):
             return "run the backward pass before the parameter is written, or outside the checkpoint"
         if phase == "optimizer":
             return "run every backward pass that needs the old parameters before this optimizer.step()"
-        return out_of_place(short, op, module) or "write to a .clone() of the tensor"
+        return out_of_place(short, module, classes) or "write to a .clone() of the tensor"
     if kind == "input-overwritten":
-        return out_of_place(short, op, module) or "write to a .clone() of the argument"
+        return out_of_place(short, module, classes) or "write to a .clone() of the argument"
     if kind == "alias-overwritten":
         return "keep a copy: .detach().clone(), or copy.deepcopy(model.state_dict())"
     if kind == "overlapping-write":
@@ -37,10 +40,10 @@ def suggestion(
     return None
 
 
-def out_of_place(short: str, op: str, module: str | None) -> str | None:
+def out_of_place(short: str, module: str | None, classes: Mapping[str, str]) -> str | None:
     """How to say the operator without writing."""
-    if short in _MODULES.split() and module:
-        return f"set inplace=False in {module}"
+    if (kind := classes.get(module or "")) in _INPLACE:
+        return f"set inplace=False in {module or 'the model'} ({kind})"
     if short in _BINARY:
         return f"write x = x {_BINARY[short]} y instead of x {_BINARY[short]}= y"
     if short.endswith("_") and not short.endswith("__") and short not in ("copy_", "fill_", "index_put_", "zero_"):
