@@ -51,7 +51,7 @@ COLUMNS = (
     Column("module_call", _i32, "nth call of that module in this step, from 0", "outside every module, or unknown"),
     Column("op", _utf8, "the operator overload, as `aten.relu_.default`; of a module event the class name"),
     Column("arguments", _utf8, "JSON of the operator's non-tensor arguments by name, `{}` if there are none; `\"inf\"`, "
-           "`\"-inf\"`, `\"nan\"` as strings", "not the event's first row: counting this column counts events"),
+           "`\"-inf\"`, `\"nan\"` as strings; of a hazard what was found, `finding` being its kind (docs/audit.md)", "not the event's first row: counting this column counts events"),
     Column("mutation", _utf8, "what the operator writes: `none`, `inplace` (its name ends in `_`), `out` (an `out=` overload), "
            "`other` (writes, but neither), `undeclared` (writes what its schema does not say)"),
     Column("role", _utf8, "`input`, `output`, `grad_output`, `grad_input`, `value`, `grad` or `update`; of a hazard "
@@ -81,14 +81,15 @@ COLUMNS = (
     Column("digest", pa.uint64(), "of the bytes", "not asked for"),
     Column("start_ns", _i64, "host clock when the event began, since the start of the trace", None, "ns"),
     Column("duration_ns", _i64, "of the operator itself, without the monitor's work", "the operator raised, or was passed on to a tensor subclass", "ns"),
-    Column("forward_event", _i64, "of a backward operator: the forward event whose gradient it computes", "not backward, or unknown"),
+    Column("forward_event", _i64, "of a backward operator: the forward event whose gradient it computes; of a hazard: the event that lost "
+           "something, which had saved the value or reads it again", "not backward, or unknown"),
     Column("source", _utf8, "nearest line outside torch and dispatchmon, as `train.py:31 in forward`; of a backward operator "
            "the line of its forward operator", "not asked for, or no such line"),
     Column("caller", _utf8, "of an operator in a module: the nearest line outside every installed package that led to the "
            "outermost call of the model", "outside every module, not asked for, or no such line"),
     Column("training", pa.bool_(), "whether that module was in training mode", "outside every module"),
     Column("cause_event", _i64, "of a hazard: the event that wrote, or if nobody is known to have written (mutation `undeclared`) "
-           "the one that noticed, and then `forward_event` is the one that saw the value last; of an alert: the event that met "
+           "the one that noticed, and then `forward_event` is the one that saw the value last or had saved it; of an alert: the event that met "
            "the rule", "any other kind of event"),
 )  # fmt: skip
 

@@ -21,6 +21,7 @@ def test_exported_names():
     assert dispatchmon.__all__ == [
         "DispatchMonitor",
         "DispatchmonError",
+        "HazardError",
         "MonitorStateError",
         "NonFiniteError",
         "NotATraceError",
