@@ -4,20 +4,22 @@
 PYTHON ?= $(or $(shell command -v python3.11),python3)
 WORKERS ?= 2
 
+VERSIONS ?= 2.8.0 2.14.1
+
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 SOURCES := pyproject.toml setup.py MANIFEST.in README.md LICENSE \
-           $(shell find dispatchmon cli -name '*.py' -o -name '*.c' -o -name '*.pyi' -o -name 'py.typed' -o -type d ! -name __pycache__)
+           $(shell find dispatchmon cli -name '*.py' -o -name '*.c' -o -name '*.pyi' -o -name '*.json' -o -name 'py.typed' -o -type d ! -name __pycache__)
 
 # No current directory on sys.path: `import dispatchmon` finds the installed wheel.
 export PYTHONSAFEPATH := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench docs clean
+.PHONY: help demo test test-models test-nonfinite test-operators test-versions behaviour lint bench docs clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
 
 demo: $(VENV)/.wheel ## train a small network under the monitor and summarize its trace
 	@$(BIN)/python examples/train_digits.py
@@ -28,21 +30,36 @@ test: lint ## lint, check types, and test the built wheel
 	@echo '[test] pytest'
 	@DISPATCHMON_TEST_INSTALLED=1 $(BIN)/python -m pytest -n $(WORKERS)
 
+test-models: $(VENV)/.wheel ## compare real architectures of every installed library with and without a monitor
+	@$(BIN)/python tests/models/sweep.py
+
+test-nonfinite: $(VENV)/.wheel ## all judges of `dispatchmon nonfinite`: fuzzed programs, unwritten memory
+	@DISPATCHMON_TEST_ALL=1 DISPATCHMON_TEST_INSTALLED=1 $(BIN)/python -m pytest -n $(WORKERS) -s tests/test_nonfinite_judges.py
+
+behaviour: $(VENV)/.wheel ## learn again what operators do with NaN and Inf, for another torch
+	@$(BIN)/python tools/learn_behaviour.py
+
 lint: $(VENV)/.wheel ## ruff and mypy --strict
 	@echo '[lint] ruff'
 	@$(BIN)/ruff check --quiet --output-format concise
 	@echo '[lint] mypy --strict'
 	@$(BIN)/mypy
 
-bench: $(VENV)/.wheel ## measure what monitoring costs
-	@for script in $(wildcard benchmarks/*.py); do echo "[bench] $$script"; $(BIN)/python "$$script" || exit 1; done
+test-versions: $(VENV)/.wheel ## run the tests on other versions of torch, VERSIONS="2.8.0 2.14.1" (each is large)
+	@for v in $(VERSIONS); do echo "[test] torch $$v"; env=.venv-$$v; [ -d $$env ] || $(PYTHON) -m venv $$env; \
+	  $$env/bin/python -m pip install -qq torch==$$v && \
+	  $$env/bin/python -m pip install -qq "$$(echo dist/dispatchmon-*.whl)[dev]" torch==$$v && \
+	  DISPATCHMON_TEST_INSTALLED=1 $$env/bin/python -m pytest -n $(WORKERS) || exit 1; done
+
+bench: $(VENV)/.wheel ## measure what monitoring costs, with one thread and with two, into docs/performance.md
+	@for n in 1 2; do $(BIN)/python benchmarks/overhead.py --threads $$n --write docs/performance.md || exit 1; done
 
 docs: $(VENV)/.wheel ## write the generated parts of README.md and docs/ again
 	@$(BIN)/python docs/make_format.py
 	@$(BIN)/python docs/make_outputs.py
 
 clean: ## remove everything that make has made
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis digits.arrow
+	rm -rf $(VENV) .venv-* build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis digits.arrow
 
 # torch first and at a pinned version, so that nothing else pulls in another build of it.
 $(VENV)/.torch: constraints.txt
@@ -60,3 +77,7 @@ $(VENV)/.wheel: $(VENV)/.torch $(SOURCES)
 	@$(PIP) install --force-reinstall --no-deps dist/dispatchmon-*.whl
 	@$(PIP) install --constraint constraints.txt "$$(echo dist/dispatchmon-*.whl)[dev]"
 	@touch $@
+
+test-operators: $(VENV)/.wheel ## torch's whole operator database under the monitor, and docs/coverage.md
+	@for k in 1 2; do $(BIN)/python tests/operator_sweep.py --samples 6 --share $$k/2 --json $(VENV)/sweep$$k.json & done; wait
+	@$(BIN)/python tests/operator_sweep.py --write-docs $(VENV)/sweep1.json $(VENV)/sweep2.json

@@ -77,7 +77,8 @@ static void merge(Total *t, const Total *b) {
 /* --- Kernels: a dense block of n elements, n a multiple of the lanes -------------------------------------------- */
 
 /* Sums are taken around `near`, the mean of the block's first elements: plain sums of squares lose a small spread
- * around a large mean. Those elements belong to the block, so its own variance bounds what a bad guess can cost.
+ * around a large mean. Where those elements were no sample of the block (a row, then zeros), the sums are far larger than
+ * what is left of them and 1e-4 of it would be wrong: a second pass takes them around the mean that the first has found.
  * NaN, Inf and overflow leave the sum of squares not finite; above LEAST no square that matters is lost below. */
 #define ADD_HALF(W) for (int j = 0; j < W; j++) s[j] += s[j + W];
 #define MERGE_HALF(W)                                      \
@@ -86,13 +87,11 @@ static void merge(Total *t, const Total *b) {
     hi[j] = hi[j + W] > hi[j] ? hi[j + W] : hi[j];         \
     s[j] += s[j + W], c[j] += c[j + W], z[j] += z[j + W];  \
   }
+enum { NOT_ORDINARY, ORDINARY, BAD_GUESS };
 #define FAST(NAME, REAL, COUNTER, LANES, FOLD, LEAST)                                          \
-  CLONES static int NAME(const char *__restrict p, int n, Total *__restrict b) {               \
-    REAL lo[LANES], hi[LANES], s[LANES], c[LANES], near;                                       \
+  CLONES static int NAME##_around(const char *__restrict p, int n, REAL near, Total *__restrict b) {\
+    REAL lo[LANES], hi[LANES], s[LANES], c[LANES];                                             \
     COUNTER z[LANES];                                                                          \
-    memcpy(s, p, sizeof s);                                                                    \
-    FOLD(ADD_HALF)                                                                             \
-    near = s[0] / LANES;                                                                       \
     for (int j = 0; j < LANES; j++) {                                                          \
       lo[j] = (REAL)INFINITY, hi[j] = -(REAL)INFINITY;                                         \
       s[j] = c[j] = 0, z[j] = 0;                                                               \
@@ -110,9 +109,16 @@ static void merge(Total *t, const Total *b) {
       }                                                                                        \
     FOLD(MERGE_HALF)                                                                           \
     double peak = fmax(fabs((double)lo[0]), fabs((double)hi[0])), shift = (double)s[0] / n;    \
-    if (!(c[0] < INFINITY) || (peak < LEAST && peak > 0)) return 0;                            \
-    *b = (Total){n, lo[0], hi[0], near + shift, fmax(0, c[0] - shift * s[0]), 0, 0, 0, z[0]}; \
-    return 1;                                                                                  \
+    if (!(c[0] < INFINITY) || (peak < LEAST && peak > 0)) return NOT_ORDINARY;                 \
+    *b = (Total){n, lo[0], hi[0], near + shift, fmax(0, c[0] - shift * s[0]), 0, 0, 0, z[0]};  \
+    return b->m2 < c[0] / 2 ? BAD_GUESS : ORDINARY;                                            \
+  }                                                                                            \
+  static int NAME(const char *__restrict p, int n, Total *__restrict b) {                      \
+    REAL s[LANES];                                                                             \
+    memcpy(s, p, sizeof s);                                                                    \
+    FOLD(ADD_HALF)                                                                             \
+    int found = NAME##_around(p, n, s[0] / LANES, b);                                          \
+    return found == BAD_GUESS ? NAME##_around(p, n, (REAL)b->mean, b) : found;                 \
   }
 FAST(fast_f32, float, int32_t, LANES_32, FOLD_32, 1e-10)
 FAST(fast_f64, double, int64_t, LANES_64, FOLD_16, 1e-130)

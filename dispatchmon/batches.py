@@ -7,7 +7,7 @@ No Python object is made per row, so a thread that does this holds the interpret
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,8 @@ from dispatchmon.schema import COLUMN_NAMES, PHASES, SCHEMA, STATISTICS
 from dispatchmon.sources import described
 
 Ints = npt.NDArray[np.int64]
-MOST_NODES = 1 << 21  # autograd numbers remembered, as a bound on memory; older nodes have no forward event any more
+# Autograd numbers and contexts that are remembered, together 48 MB; older nodes have no forward event any more.
+MOST_NODES = 1 << 19
 REASONS = {
     r.UNSUPPORTED: "values of a kind that has no statistics",
     r.UNREADY: "values not there yet (memory that was not written)",
@@ -36,6 +37,7 @@ REASONS = {
 class Batch:
     """What the hot path hands over: packed records, the tables of statistics they refer to, what is new in the tables."""
 
+    number: int
     events: bytes
     rows: bytes
     blocks: list[tuple[int, npt.NDArray[np.float64]]]
@@ -44,6 +46,7 @@ class Batch:
     undeclared: list[tuple[int, int, int, int]] = field(
         default_factory=list
     )  # event, event before, event after, storage
+    cells: dict[int, bytes] = field(default_factory=dict)  # by slot: where non-finite elements lie
     hazards: dict[int, tuple[int, int]] = field(default_factory=dict)  # by event: event that wrote, event of the victim
 
 
@@ -62,7 +65,8 @@ class Column:
 
     def take(self, numbers: Ints, valid: npt.NDArray[np.bool_] | None = None) -> pa.Array:
         indices = numbers - self.base
-        return self.array.take(pa.array(indices, mask=None if valid is None else ~valid))
+        gone = indices < 0  # forgotten: unknown by now
+        return self.array.take(pa.array(indices, mask=gone if valid is None else gone | ~valid))
 
     def at(self, numbers: Ints) -> Any:
         return self.array.to_numpy(zero_copy_only=False)[numbers - self.base]
@@ -79,12 +83,16 @@ class Tally:
     undeclared: int = 0  # values that changed though no operator wrote them
     values: int = 0  # rows that show a tensor
     skipped: dict[str, int] = field(default_factory=dict)
-    steps: set[int] = field(default_factory=set)
+    steps: int = 0
+    last_step: int = -1
     first_nonfinite: dict[str, Any] | None = None
 
     def skip(self, reason: str, how_many: int = 1) -> None:
         if how_many:
             self.skipped[reason] = self.skipped.get(reason, 0) + how_many
+
+    def copy(self) -> Tally:
+        return replace(self, skipped=dict(self.skipped))
 
 
 def text(get: Callable[[Any], Any]) -> Column:
@@ -125,21 +133,27 @@ class Converter:
         self.positions: Ints = np.empty((0, r.POSITION_FIELDS), np.int64)
         self.nodes: Ints = np.empty((0, 3), np.int64)  # number, event, source: the operators that made a node
         self.phases = pa.array(PHASES)
+        self.number = 0  # of the batch that comes next
+        self.next_event = 0  # those before it were converted
+        self.learned: dict[str, int] = {}  # items that the tables of a copy had, which the batch has again
+        self.copied: list[pa.RecordBatch] = []  # of this batch
 
     # ------------------------------------------------------------------------------------------------- tables
     def learn(self, tables: dict[str, Any]) -> None:
         """Take in what is new in the tables."""
+        known = self.learned
         for table, columns in self.columns.items():
             base, new = tables[table]
             for column in columns.values():
-                column.update(base, new)
-        self.labels += tables["labels"][1]
+                column.update(base, new[known.get(table, 0) :])
+        self.labels += tables["labels"][1][known.get("labels", 0) :]
         contexts = np.frombuffer(tables["contexts"], np.int64).reshape(-1, r.CONTEXT_FIELDS)
         positions = np.frombuffer(tables["positions"], np.int64).reshape(-1, r.POSITION_FIELDS)
+        self.learned = {name: len(tables[name][1]) for name in self.columns}
+        self.learned |= {"contexts": len(contexts), "positions": len(positions)}
+        contexts, positions = contexts[known.get("contexts", 0) :], positions[known.get("positions", 0) :]
         self.contexts = np.concatenate((self.contexts, contexts))
         self.positions = np.concatenate((self.positions, positions))[-MOST_NODES:]
-        if (excess := len(self.contexts) - MOST_NODES) > 0:
-            self.contexts, self.context_base = self.contexts[excess:], self.context_base + excess
 
     def note_nodes(self, event: Ints, number: Ints, source: Ints) -> None:
         """The first operator after a new autograd number is the one that made the node."""
@@ -152,18 +166,40 @@ class Converter:
 
     # ------------------------------------------------------------------------------------------------- one batch
     def convert(self, batch: Batch) -> pa.RecordBatch:
-        """The batch as columns of the trace."""
+        """The batch as columns of the trace, without the events that a copy of it has shown already."""
+        result = self.with_undeclared(self.convert_new(batch, copied=False), batch.undeclared)
+        self.next_event = max([self.next_event, *(found[0] + 1 for found in batch.undeclared)])
+        self.number, self.learned, self.copied = batch.number + 1, {}, []
+        if (excess := len(self.contexts) - MOST_NODES) > 0:
+            self.contexts, self.context_base = self.contexts[excess:], self.context_base + excess
+        return result
+
+    def convert_copy(self, batch: Batch) -> pa.RecordBatch | None:
+        """The events of a copy up to the first that is not over yet; None if that is nothing new."""
+        if batch.number != self.number:  # the one before it is still on its way
+            return None
+        result = self.convert_new(batch, copied=True)
+        if batch.digests:
+            self.copied.append(result)
+        return result if result.num_rows else None
+
+    def convert_new(self, batch: Batch, copied: bool) -> pa.RecordBatch:
         self.learn(batch.tables)
         events = np.frombuffer(batch.events, np.int64).reshape(-1, r.EVENT_FIELDS)
         rows = np.frombuffer(batch.rows, np.int64).reshape(-1, r.ROW_FIELDS)
+        if len(events) > 1 and (np.diff(events[:, 0]) < 0).any():  # operators inside operators end first
+            events = events[np.argsort(events[:, 0], kind="stable")]
+        events = events[np.searchsorted(events[:, 0], self.next_event) :]
+        if copied:
+            expected = np.arange(self.next_event, self.next_event + len(events))
+            events = events[: len(events) if (same := events[:, 0] == expected).all() else int(same.argmin())]
+        digest = self.digests_of(batch.digests, len(rows))
+        if len(rows) and not (whole := np.isin(rows[:, 0], events[:, 0])).all():
+            rows, digest = rows[whole], digest.filter(pa.array(whole))
         event, operator, literal, context, number, node, source, began, duration = np.ascontiguousarray(events.T)
-        if len(event) > 1 and (np.diff(event) < 0).any():  # operators inside operators end first
-            order = np.argsort(event, kind="stable")
-            event, operator, literal, context, number, node, source, began, duration = (
-                c[order] for c in (event, operator, literal, context, number, node, source, began, duration))  # fmt: skip
+        self.next_event = int(event[-1]) + 1 if len(event) else self.next_event
         self.note_nodes(event, number, source)
 
-        digest = self.digests_of(batch.digests, len(rows))
         alone = self.tensorless(event, rows)
         if len(alone):
             rows = np.concatenate((rows, alone))
@@ -223,13 +259,12 @@ class Converter:
             "caller": self.columns["sources"]["line"].take(at_place[:, 5]),
             "training": pa.array(at_place[:, 6] == 1, mask=at_place[:, 6] < 0),
             "cause_event": pa.nulls(n, pa.int64()),
+            "cells": self.cells_of(batch.cells, slot),
         }
         arrays = [c if isinstance(c, pa.Array) else pa.array(c) for c in (columns[name] for name in COLUMN_NAMES)]
         result = pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
         self.count(result, event, slot, seen, columns)
-        if batch.hazards:
-            result = self.with_hazards(result, row_event, batch.hazards)
-        return self.with_undeclared(result, batch.undeclared)
+        return self.with_hazards(result, row_event, batch.hazards) if batch.hazards else result
 
     @staticmethod
     def digests_of(digests: dict[int, int], n: int) -> pa.Array:
@@ -237,11 +272,21 @@ class Converter:
             return pa.nulls(n, pa.uint64())
         return pa.array([digests.get(i) for i in range(n)], pa.uint64())
 
+    @staticmethod
+    def cells_of(cells: dict[int, bytes], slot: Ints) -> pa.Array:
+        if not cells:
+            return pa.nulls(len(slot), pa.binary())
+        known = np.sort(np.fromiter(cells, np.int64))
+        at = np.minimum(np.searchsorted(known, slot), len(known) - 1)
+        maps = pa.array([cells[each] for each in known.tolist()], pa.binary())
+        return maps.take(pa.array(at, mask=known[at] != slot))
+
     def with_undeclared(self, batch: pa.RecordBatch, found: list[tuple[int, int, int, int]]) -> pa.RecordBatch:
         """Add a hazard row for each value that changed though no operator wrote it: a copy of the row that noticed it."""
         extra = []
         for number, before, after, storage in found:
-            rows = batch.filter((pc.field("event") == after) & (pc.field("storage") == storage)).slice(0, 1).to_pylist()
+            noticed = (pc.field("event") == after) & (pc.field("storage") == storage)
+            rows = [row for part in (*self.copied, batch) for row in part.filter(noticed).slice(0, 1).to_pylist()]
             extra += [
                 {**row, "event": number, "kind": "hazard", "arguments": "{}", "mutation": "undeclared", "role": "silent",
                  "written": True, "forward_event": before, "cause_event": after} for row in rows]  # fmt: skip
@@ -367,7 +412,10 @@ class Converter:
         tally = self.tally
         tally.events += len(event)
         tally.rows += batch.num_rows
-        tally.steps.update(np.unique(columns["step"]).tolist())
+        new_steps = np.unique(columns["step"])
+        new_steps = new_steps[new_steps > tally.last_step]  # steps never go back
+        if len(new_steps):
+            tally.steps, tally.last_step = tally.steps + len(new_steps), int(new_steps[-1])
         tally.values += int(seen.sum())
         first = columns["arguments"].is_valid()
         writes = pc.and_(first, pc.not_equal(columns["mutation"], "none"))

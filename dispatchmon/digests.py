@@ -14,7 +14,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from dispatchmon.torch_internals import kernels_only
+from dispatchmon.torch_internals import address_of, kernels_only
 
 PIECE = 1 << 20  # bytes at a time where a digest is computed by torch
 
@@ -29,10 +29,10 @@ def digest(tensor: Tensor) -> int | None:
     """64 bits of the bytes a strided tensor spans; None if it has no memory to look at."""
     if tensor.is_meta or 0 in tensor.shape:
         return None
-    pointer = tensor.data_ptr()
-    if not pointer:
+    memory = address_of(tensor)
+    if not memory:
         return None
-    size = extent(tensor)
+    size, pointer = extent(tensor), memory + int(tensor.storage_offset()) * tensor.element_size()
     if tensor.is_cpu:
         return xxhash.xxh3_64_intdigest((ctypes.c_char * size).from_address(pointer))
     return digest_by_torch(tensor, size)

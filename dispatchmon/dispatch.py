@@ -22,7 +22,18 @@ from torch.utils._pytree import tree_leaves
 from dispatchmon.borders import Borders, in_function
 from dispatchmon.errors import HazardError
 from dispatchmon.module_tracker import FOREIGN_KEY, ModuleTracker
-from dispatchmon.operators import COMPOSITE, FLAGGED, HIGHER_ORDER, MAY_LIE, NO_OPERATOR, UNCOUNTED, WAIT, Plan, Plans
+from dispatchmon.operators import (
+    COMPOSITE,
+    FLAGGED,
+    HIGHER_ORDER,
+    KEYED,
+    MAY_LIE,
+    NO_OPERATOR,
+    UNCOUNTED,
+    WAIT,
+    Plan,
+    Plans,
+)
 from dispatchmon.records import ACCUMULATE, CALLBACK, EVENT, FOREIGN, LIVE, PASSED_ON, RAISED, RECOMPUTED, ROW
 from dispatchmon.saved_values import ALWAYS, SavedValues, tensors_in
 from dispatchmon.sources import Sources
@@ -33,6 +44,7 @@ from dispatchmon.torch_internals import (
     gathered_by_fsdp,
     graph_task,
     is_opaque,
+    keys_of_the_caller,
     next_sequence_number,
     recomputing,
     running_node,
@@ -41,6 +53,8 @@ from dispatchmon.torch_internals import (
 from dispatchmon.values import HISTORY, Values
 
 pack_event = EVENT.pack
+# What the operator must find as it is without a mode.
+GUARDS: dict[int, Any] = {UNCOUNTED: version_counters_moving, MAY_LIE: version_counters_moving, KEYED: keys_of_the_caller}
 frame_of = sys._getframe
 Pending = tuple[int, int, int, int, int, int]  # event, arguments, context, number, node, source
 
@@ -82,6 +96,7 @@ class RecordingMode(TorchDispatchMode):
         self.nested = 0  # handlers that wait for an inner operator
         self.own_ns = 0  # time in the handler that was not the operator's
         self.left_out = 0  # operators of phases that were not asked for
+        self.watch: Any = None  # see watch.py; None: a NaN or Inf is only recorded
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -207,12 +222,17 @@ class RecordingMode(TorchDispatchMode):
                         values.see_all(tensor, argument, event)
         if plan.unready:
             values.measuring, values.reason = asked
+        watch, spoiled = self.watch, None
+        if watch is not None and watch.statistics.nonfinite != watch.seen and not self.nested:
+            spoiled = watch.look(values.rows, plan, pending, args, kwargs)
         self.ended(plan, pending, start, duration)
         if plan.notable and node == LIVE and not self.tracker.optimizing:
             self.borders.made(plan, result, args, event, frame_of(2))
         if plan.writes and self.hazard is not None:
             hazard, self.hazard = self.hazard, None
             raise hazard
+        if spoiled is not None:
+            watch.speak(spoiled)
 
     def writes(self, plan: Plan, pending: Pending, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         """Rows of what was written, and the log of writes."""
@@ -321,10 +341,7 @@ class RecordingMode(TorchDispatchMode):
         self.nested += 1
         start = perf_counter_ns()
         try:
-            if plan.special in (UNCOUNTED, MAY_LIE):
-                with version_counters_moving():
-                    result = func(*args, **kwargs)
-            else:
+            with GUARDS.get(plan.special, nullcontext)():
                 result = func(*args, **kwargs)
         except BaseException as error:
             self.nested -= 1
@@ -351,7 +368,7 @@ class RecordingMode(TorchDispatchMode):
     def unrecorded(self, plan: Plan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An operator of a phase that was not asked for: it leaves no row, but its writes count."""
         self.left_out += 1
-        with version_counters_moving() if plan.special in (UNCOUNTED, MAY_LIE) else nullcontext():
+        with GUARDS.get(plan.special, nullcontext)():
             result = func(*args, **kwargs)
         for position, name, _ in plan.writes:
             target = args[position] if position < len(args) else kwargs.get(name)

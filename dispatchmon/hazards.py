@@ -129,6 +129,7 @@ class Hazards:
         causes: dict[int, tuple[int, int]] = {}
         for note, argument, geometry, value, label, literal, victim in self.found:
             event, _, context, place, node, source = note[PENDING]
+            source = source if source >= self.tables.sources.base else 0
             mine = number()
             events.extend(EVENT.pack(mine, note[PLAN].operator, literal, context, place, node, source, 0, 0))
             rows.extend(ROW.pack(mine, argument, geometry, value, label, NOT_ASKED))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import platform
 import sys
@@ -18,11 +19,13 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from dispatchmon.batches import Batch, Converter
+from dispatchmon.batches import Converter
 from dispatchmon.blocked import explain_refusal
 from dispatchmon.borders import Borders
 from dispatchmon.dispatch import RecordingMode
 from dispatchmon.errors import MonitorStateError, SettingError, TraceExistsError
+from dispatchmon.flight_recorder import FlightRecorder
+from dispatchmon.handover import Handover
 from dispatchmon.hazard_words import NOBODY
 from dispatchmon.hazards import Hazards
 from dispatchmon.module_tracker import ModuleTracker, wrap_while_needed
@@ -35,8 +38,10 @@ from dispatchmon.sink import Sink
 from dispatchmon.sources import Sources
 from dispatchmon.statistics import Statistics
 from dispatchmon.tables import Tables
-from dispatchmon.torch_internals import DisableTorchFunction, current_dispatch_mode
+from dispatchmon.torch_internals import DisableTorchFunction, current_dispatch_mode, take_off_stack
 from dispatchmon.values import Values
+from dispatchmon.watch import Watch, wait_for
+from dispatchmon.writer import TraceWriter
 
 BATCH_ROWS = 1 << 15
 BATCH_SLOTS = BATCH_ROWS + (1 << 14)  # one operator can see many tensors, and a batch ends only between operators
@@ -71,6 +76,10 @@ class DispatchMonitor:
             as well, or `"raise"` a `HazardError`.
         verify_values: digest each value when it is made and when it is used, to find writes that no operator declares
             (numpy, ctypes, a custom operator that lies); reads every value twice.
+        on_nonfinite: what to do at the first operator that makes a NaN or Inf out of finite values, or a NaN out of Inf:
+            `"record"` it, `"warn"` once, or `"raise"` a `NonFiniteError`; both name the operator and its line.
+        keep_last: keep only so many recorded steps, the last ones, and those up to the first NaN and the first Inf.
+        max_bytes: stop recording before the trace is larger than this, give or take one batch.
         overwrite: replace a trace that exists.
         quiet: no closing line on stderr.
 
@@ -78,6 +87,7 @@ class DispatchMonitor:
         SettingError: an argument cannot be meant.
         TraceExistsError: on entering, when `path` exists and `overwrite` is False.
         MonitorStateError: on entering a monitor that is open already.
+        NonFiniteError: in the block, if `on_nonfinite` is `"raise"`.
 
     Nothing that goes wrong while recording reaches the training loop: recording stops with one warning, and `error`
     holds the exception. Not thread-safe: it records the thread that entered it, and the backward passes it starts.
@@ -99,6 +109,9 @@ class DispatchMonitor:
         compiled: str = "keep",
         on_hazard: str = "record",
         verify_values: bool = False,
+        on_nonfinite: str = "record",
+        keep_last: int | None = None,
+        max_bytes: int | None = None,
         overwrite: bool = False,
         quiet: bool = False,
     ) -> None:
@@ -120,6 +133,9 @@ class DispatchMonitor:
             compiled=compiled,
             on_hazard=on_hazard,
             verify_values=verify_values,
+            on_nonfinite=on_nonfinite,
+            keep_last=keep_last,
+            max_bytes=max_bytes,
             names=names,
         )
         self.requested, self.overwrite, self.quiet = path, overwrite, quiet
@@ -155,18 +171,25 @@ class DispatchMonitor:
         with DisableTorchFunction():
             self._recording = _Recording(self, model, self.path, rank, world_size)
             OPEN.append(self)
-            self._recording.open()
+            try:
+                self._recording.open()
+            except BaseException:
+                self.__exit__(*sys.exc_info())
+                raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if (recording := self._left()) is not None:
+            recording.explain(error)
+            recording.close(None if kind is None else f"{kind.__name__} in the training loop")
+
+    def _left(self) -> _Recording | None:
         recording, self._recording = self._recording, None
         if self in OPEN:
             OPEN.remove(self)
-        if recording is not None:
-            recording.explain(error)
-            recording.close(None if kind is None else f"{kind.__name__} in the training loop")
+        return recording
 
 
 class _Recording:
@@ -204,6 +227,8 @@ class _Recording:
             self.saved, self.borders,
         )  # fmt: skip
         self.mode.full = BATCH_ROWS * ROW.size
+        if settings.on_nonfinite != "record" and self.statistics is not None:
+            self.mode.watch = Watch(self.statistics, self.plans, settings.on_nonfinite == "raise", self.catch_up)
         self.pushed = False
         self.pauses = 0
         self.right_step = True
@@ -214,7 +239,15 @@ class _Recording:
         self.warned = False
         self.stance: Any = None  # of torch.compile
         converter = Converter(rank, self.start, settings.stats)
-        self.sink = Sink(path, self.metadata(rank, world_size), converter)
+        metadata, keep_last = self.metadata(rank, world_size), settings.keep_last
+        self.handover = Handover(self.mode, self.values, self.statistics, self.tables, self.hazards)
+        self.sink = Sink(
+            TraceWriter(path, metadata) if keep_last is None else FlightRecorder(path, metadata, keep_last),
+            converter,
+            self.handover.copy,
+            BATCH_NS / 1e9,
+            settings.max_bytes,
+        )
 
     def metadata(self, rank: int, world_size: int) -> dict[str, Any]:
         from dispatchmon import __version__
@@ -234,6 +267,7 @@ class _Recording:
             "settings": self.settings.described(),
             "statistics_backend": None if self.statistics is None else self.statistics.backend,
             "threads": torch.get_num_threads(),
+            "flush": {"rows": BATCH_ROWS, "seconds": BATCH_NS / 1e9},
             "command": sys.argv,
             "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         }  # fmt: skip
@@ -256,6 +290,7 @@ class _Recording:
                 for key, parameter in module._parameters.items():
                     place = weakref.ref(module), key, f"{path}.{key}" if path else key
                     self.parameter_names.setdefault(id(parameter), place)
+        self.model = None  # a model that is dropped in the block dies there
         self.step_ended(0)
         self.complain()
 
@@ -280,12 +315,15 @@ class _Recording:
         if os.getpid() != self.pid:
             return
         self.pause()
+        if self.pushed:
+            take_off_stack(self.mode)
         if self.stance is not None:
             self.stance.__exit__(None, None, None)
         self.tracker.close()
         self.flush()
         self.values.untag()
-        self.sink.close({"reason": reason, "skipped": self.skipped(), "monitor_ns": self.mode.own_ns})
+        step = self.tracker.step
+        self.sink.close({"reason": reason, "step": step, "skipped": self.skipped(), "monitor_ns": self.mode.own_ns})
         self.complain()
         self.monitor.error = self.sink.error
         if not self.monitor.quiet and self.sink.error is None:
@@ -303,15 +341,17 @@ class _Recording:
         return {reason: n for reason, n in reasons.items() if n} | self.saved.unknown
 
     def closing_line(self) -> str:
-        tally = self.sink.converter.tally
+        tally, closing = self.sink.converter.tally, self.sink.closed
         size = self.path.stat().st_size if self.path.exists() else 0
         stands_out = "no NaN or Inf" if tally.first_nonfinite is None else first_nonfinite(tally.first_nonfinite)
         if tally.undeclared:
             stands_out = f"{plural(tally.undeclared, 'undeclared write')}, {stands_out}"
         if tally.hazards:
             stands_out = f"{plural(tally.hazards, 'hazard')}, {stands_out}"
-        did = f"{spaced(tally.events)} operators in {plural(len(tally.steps), 'step')}"
-        writes = plural(tally.writes, "in-place write")
+        if self.sink.stopped:
+            stands_out = f"{stands_out}; recording stopped: {self.sink.stopped}"
+        did = f"{spaced(closing['events'])} operators in {plural(closing['steps'], 'step')}"
+        writes = plural(closing["writes"], "in-place write")
         return (
             f"dispatchmon: {did} to {self.path} ({size / 1e6:.1f} MB), {writes}, {stands_out}. "
             f"Next: dispatchmon {'audit' if tally.hazards else 'summarize'} {self.path}"
@@ -319,45 +359,36 @@ class _Recording:
 
     def complain(self) -> None:
         """One warning when the trace cannot be written; training goes on."""
-        if self.sink.error is not None and not self.warned:
-            self.warned = self.mode.idle = True
-            self.monitor.error = self.sink.error
-            warnings.warn(
-                f"dispatchmon stopped recording: {self.path} cannot be written: {self.sink.error}",
-                RuntimeWarning,
-                stacklevel=4,
-            )
+        if self.sink.over:
+            self.mode.idle = True
+        if (error := self.sink.error) is not None and not self.warned:
+            self.warned = True
+            self.monitor.error = error
+            disk = isinstance(error, OSError)
+            cause = f"cannot be written: {error}" if disk else f"was given up after an error: {error!r}"
+            warnings.warn(f"dispatchmon stopped recording: {self.path} {cause}", RuntimeWarning, stacklevel=4)
 
     # ------------------------------------------------------------------------------------------------- batches
     def flush(self) -> None:
         """Hand what was recorded to the sink."""
-        blocks = [] if self.statistics is None else list(self.statistics.blocks)
-        if self.mode.events or self.hazards.found:
-            causes = self.hazards.pack(self.mode.events, self.values.rows, self.mode.event_of)
-            digests, undeclared = self.values.take_digests()
-            numbered = [(self.mode.event_of(), *found) for found in undeclared]
-            self.sink.put(
-                Batch(
-                    bytes(self.mode.events),
-                    bytes(self.values.rows),
-                    blocks,
-                    self.tables.take(),
-                    digests,
-                    numbered,
-                    causes,
-                )
-            )
-        self.mode.events.clear()
-        self.values.rows.clear()
-        if self.statistics is not None:
-            self.statistics.new_block()
+        if (batch := self.handover.take()) is not None:
+            self.sink.put(batch)
         if self.tables.literals.size - self.tables.literals.base > Tables.MOST:
             self.tables.literals.forget()
             self.plans.forget_arguments()
         if self.tables.geometries.size - self.tables.geometries.base > Tables.MOST:
             self.values.geometries.forget()
+        if self.sources is not None and self.tables.sources.size - self.tables.sources.base > Tables.MOST:
+            self.sources.forget()
         self.mode.deadline = perf_counter_ns() + BATCH_NS
         self.complain()
+
+    def catch_up(self) -> tuple[Converter, bytes]:
+        """Have all events so far converted; the converter, and the packed events that were not handed over before."""
+        events = bytes(self.mode.events)
+        self.flush()
+        wait_for(lambda: self.sink.converter.number >= self.handover.number or self.sink.over)
+        return self.sink.converter, events
 
     # ------------------------------------------------------------------------------------------------- steps
     def step_ended(self, step: int) -> None:
@@ -379,7 +410,7 @@ class _Recording:
 
     def resume(self) -> None:
         """Record from here on. What happened in between was not seen: values met again are new versions."""
-        if self.sink.error is not None or os.getpid() != self.pid:
+        if self.sink.over or os.getpid() != self.pid:
             return
         if self.pauses:
             self.values.new_epoch()
@@ -410,8 +441,12 @@ class _Recording:
         self.rows_before_step = len(self.values.rows)
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                if (name := self.name_of(parameter)) is not None and parameter.grad is not None:
-                    self.values.name(parameter.grad, name + ".grad")
+                if (name := self.name_of(parameter)) is not None:
+                    self.values.name(
+                        parameter, name
+                    )  # its memory may be new: `.data =`, `model.double()`, a lazy module
+                    if parameter.grad is not None:
+                        self.values.name(parameter.grad, name + ".grad")
 
     def name_states(self, optimizer: Optimizer) -> None:
         if self.states.get(optimizer) == len(optimizer.state):
@@ -523,4 +558,12 @@ def forget_in_child() -> None:
             monitor._recording.tracker.close()
 
 
+def close_at_exit() -> None:
+    """A monitor that was entered without a `with` block, in a notebook say, is closed when the program ends."""
+    for monitor in reversed(OPEN.copy()):
+        if (recording := monitor._left()) is not None:
+            recording.close("the program ended while the monitor was open")
+
+
 os.register_at_fork(after_in_child=forget_in_child)
+atexit.register(close_at_exit)

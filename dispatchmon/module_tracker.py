@@ -32,6 +32,7 @@ from dispatchmon.tables import Tables
 from dispatchmon.torch_internals import (
     NOT_NUMBERED,
     an_optimizer_was_made,
+    dynamo_takes_for_plain,
     graph_task,
     jit_tracing_state,
     next_sequence_number,
@@ -382,6 +383,7 @@ def wrap_module_call() -> None:
 
     setattr(__call__, ORIGINAL, original)
     nn.Module.__call__ = __call__  # type: ignore[method-assign]
+    dynamo_takes_for_plain(__call__ if plain else plain_module_call)
     WRAPPERS.append(__call__)
 
 
@@ -415,4 +417,5 @@ def unwrap_module_call() -> None:
     for wrapper in WRAPPERS:
         if nn.Module.__call__ is wrapper:  # else: wrapped again by somebody else since; ours passes everything on
             nn.Module.__call__ = getattr(wrapper, ORIGINAL)  # type: ignore[method-assign]
+        dynamo_takes_for_plain(plain_module_call)
     WRAPPERS.clear()

@@ -78,7 +78,7 @@ _METADATA_ONLY = ("aten::set_", "aten::set_data", "aten::retain_grad", "aten::re
 _OWN_NAMESPACES = ("aten", "prim", "prims", "c10d", "_c10d_functional", "_c10d_functional_autograd", "quantized")
 
 # Why a plan needs more than the plain road; 0 is the plain road.
-PLAIN, HIGHER_ORDER, FLAGGED, UNCOUNTED, MAY_LIE, COMPOSITE, NO_OPERATOR, WAIT = range(8)
+PLAIN, HIGHER_ORDER, FLAGGED, UNCOUNTED, MAY_LIE, COMPOSITE, NO_OPERATOR, WAIT, KEYED = range(9)
 
 
 class Plan(NamedTuple):
@@ -238,6 +238,7 @@ class Plans(dict[Any, Plan]):
         self.quiet: dict[Any, Plan] = {}  # plans of operators whose flag says that they do not write this time
         self.lying: dict[Any, tuple[int, dict[int, tuple[int, int]]]] = {}
         self.names: dict[int, str] = {}  # of tensor arguments, by number
+        self.roles: dict[int, str] = {}  # `input` or `output`
 
     def __missing__(self, func: Any) -> Plan:
         schema = getattr(func, "_schema", None)
@@ -259,7 +260,7 @@ class Plans(dict[Any, Plan]):
 
         def make(name: str) -> int:
             number = self.arguments.add((role, name, written))
-            self.names[number] = name
+            self.names[number], self.roles[number] = name, role
             return number
 
         return Elements(make, name) if "List" in kind else make(name)
@@ -340,6 +341,8 @@ class Plans(dict[Any, Plan]):
             return UNCOUNTED
         if schema.name in ("aten::linear", "aten::matmul"):
             return COMPOSITE
+        if schema.name in ("aten::linalg_pinv", "aten::_trilinear"):  # found by tests/operator_sweep.py
+            return KEYED
         aliases = any(a.alias_info is not None for a in (*schema.arguments, *schema.returns))
         if not aliases and hidden is None and namespace not in _OWN_NAMESPACES:
             return MAY_LIE
@@ -354,7 +357,7 @@ class Plans(dict[Any, Plan]):
         value = (
             args[position] if position < len(args) else kwargs.get(str(flag), schema.arguments[position].default_value)
         )
-        if value:
+        if value and any((args[p] if p < len(args) else kwargs.get(name)) is not None for p, name, _ in plan.writes):
             return plan
         quiet = self.quiet.get(func)
         if quiet is None:

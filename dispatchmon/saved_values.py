@@ -224,7 +224,8 @@ class SavedValues:
         unseen = bool(note[PLAN].effects & UNSEEN)
         self.hazards.add(
             "undeclared-write" if unseen else "write-after-save", note, entry, tag, victim, name, loud,
-            quiet="error" in details, saved_as=f"{node.name()}.{name}", saved_shape=list(tensor.shape), checkpoint=name == "checkpoint" or None,
+            quiet="error" in details, saved_as=f"{node.name()}.{name}", saved_shape=list(tensor.shape),
+            checkpoint=name == "checkpoint" or None,
             overlaps=overlap(region_of_entry(entry), region_of(tensor)) if tensor.numel() else None,
             noticed=unseen or None, **details,
         )  # fmt: skip

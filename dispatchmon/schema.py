@@ -8,6 +8,7 @@ tensor columns are null. The rows of one event stand together, and events are in
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -21,6 +22,11 @@ PHASES = ("forward", "backward", "recompute", "optimizer")
 MUTATIONS = ("none", "inplace", "out", "other", "undeclared")
 ROLES = ("input", "output", "grad_output", "grad_input", "value", "grad", "update", "loud", "silent")
 STATISTICS = ("min", "max", "mean", "std", "norm", "nan", "inf", "posinf", "zero")
+
+
+def parts_folder(path: Path) -> Path:
+    """Where a flight recorder keeps the batches of a trace until it is closed, each as a trace of its own."""
+    return path.with_name(f".{path.name}.parts")
 
 
 @dataclass(frozen=True)
@@ -91,7 +97,44 @@ COLUMNS = (
     Column("cause_event", _i64, "of a hazard: the event that wrote, or if nobody is known to have written (mutation `undeclared`) "
            "the one that noticed, and then `forward_event` is the one that saw the value last or had saved it; of an alert: the event that met "
            "the rule", "any other kind of event"),
+    Column("cells", pa.binary(), "where the non-finite elements lie: a byte whose bits 0, 1, 2 say which of the maps of NaN, "
+           "+Inf, -Inf follow, each of one bit per cell, in the order of the memory (`dispatchmon/cells.py`)",
+           "no element is non-finite, or not measured, or too many elements"),
 )  # fmt: skip
+
+# The keys of the two JSON documents of a trace.
+METADATA = {
+    "format": "version of this format, as `1.0`",
+    "dispatchmon": "version of dispatchmon that wrote it",
+    "torch": "version of PyTorch",
+    "python": "version of Python",
+    "platform": "operating system and machine",
+    "rank": "rank of the process in its group; 0 without one",
+    "world_size": "number of processes in the group; 1 without one",
+    "model": "class of the model; null if none was given",
+    "modules": "`{name, class}` of each module of the model; one that is registered twice is there under both names",
+    "parameters": "`{name, shape, dtype}` of each parameter; the shape of a lazy one is null",
+    "settings": "the arguments of the monitor",
+    "statistics_backend": "what computed the statistics on the CPU: `native` (the C kernel) or `torch`; null without statistics",
+    "threads": "torch's threads",
+    "flush": "`{rows, seconds}`: a batch is written when it has so many rows or after so long, whatever is first",
+    "command": "`sys.argv`",
+    "started": "when the recording began, in UTC",
+}
+CLOSING = {
+    "complete": "whether the recording ran to its planned end",
+    "reason": "if not, why it did not; else null",
+    "events": "number of events in the file",
+    "rows": "number of rows in the file",
+    "writes": "how many events wrote to a tensor",
+    "hazards": "number of the audit's findings (`hazard` rows)",
+    "undeclared_writes": "values that changed though no operator declared it (with `verify_values`)",
+    "steps": "number of steps in the file",
+    "skipped": "what is not in the file, by reason: a number for each",
+    "monitor_ns": "the monitor's own time in the training loop, in nanoseconds",
+    "wait_ns": "of which it waited for the disk",
+    "kept_for_good": "with `keep_last`: first and last step that were kept for the first `nan` and the first `inf`; else missing",
+}
 
 SCHEMA = pa.schema([pa.field(c.name, c.type) for c in COLUMNS])
 COLUMN_NAMES = tuple(c.name for c in COLUMNS)

@@ -28,6 +28,9 @@ class Settings:
     compiled: str
     on_hazard: str
     verify_values: bool
+    on_nonfinite: str
+    keep_last: int | None
+    max_bytes: int | None
 
     def wants_step(self, step: int) -> bool:
         """Whether a step is recorded."""
@@ -52,6 +55,9 @@ class Settings:
             "compiled": self.compiled,
             "on_hazard": self.on_hazard,
             "verify_values": self.verify_values,
+            "on_nonfinite": self.on_nonfinite,
+            "keep_last": self.keep_last,
+            "max_bytes": self.max_bytes,
         }
 
 
@@ -68,6 +74,9 @@ def checked(
     compiled: str,
     on_hazard: str,
     verify_values: bool,
+    on_nonfinite: str,
+    keep_last: int | None,
+    max_bytes: int | None,
     names: Sequence[str] | None,
 ) -> Settings:
     """
@@ -98,7 +107,18 @@ def checked(
         compiled=chosen("compiled", compiled, ("keep", "eager"), empty=False)[0],
         on_hazard=chosen("on_hazard", on_hazard, ("record", "warn", "raise"), empty=False)[0],
         verify_values=bool(verify_values),
+        on_nonfinite=reaction(on_nonfinite, stats),
+        keep_last=at_least_one("keep_last", keep_last, "the number of recorded steps to keep"),
+        max_bytes=at_least_one("max_bytes", max_bytes, "the size in bytes at which to stop"),
     )
+
+
+def reaction(on_nonfinite: str, stats: Iterable[str]) -> str:
+    """What to do when an operator makes a NaN or Inf."""
+    word = chosen("on_nonfinite", on_nonfinite, ("record", "warn", "raise"), empty=False)[0]
+    if word != "record" and not tuple(stats):
+        raise SettingError(f"on_nonfinite is {word!r}, but stats is empty: without statistics no NaN or Inf is seen")
+    return word
 
 
 def chosen(argument: str, given: Iterable[str], allowed: Sequence[str], empty: bool = True) -> tuple[str, ...]:
@@ -118,6 +138,13 @@ def patterns(argument: str, given: str | Sequence[str]) -> tuple[str, ...]:
     if not globs or not all(isinstance(glob, str) for glob in globs):
         raise SettingError(f'{argument} is {given!r}: give a glob, as "*.attn", or a list of globs')
     return globs
+
+
+def at_least_one(argument: str, given: int | None, what: str) -> int | None:
+    """A positive whole number, or None."""
+    if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < 1):
+        raise SettingError(f"{argument} is {given!r}: give {what}, at least 1, or None")
+    return given
 
 
 def near(pattern: str, names: Sequence[str]) -> str:

@@ -1,92 +1,163 @@
 """
-Batches to a file, off the hot path.
+Batches to a trace, off the hot path.
 
 A thread converts, compresses and writes; the queue before it is bounded, so when the disk is slower than the model the
-loop waits and memory does not grow. Whatever goes wrong here is kept in `error`: it never reaches the training loop.
+loop waits and memory does not grow. When no batch has come for an interval, because the program stands still or is inside
+one long operator, the thread takes a copy of what there is and writes that. Whatever goes wrong here is kept in `error`:
+it never reaches the training loop.
 """
 
 from __future__ import annotations
 
-import json
 import queue
 import threading
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 from dispatchmon.batches import Batch, Converter
-from dispatchmon.schema import CLOSING_KEY, METADATA_KEY, SCHEMA
+from dispatchmon.records import EVENT
 
 QUEUED = 2  # batches that may wait
+LOST = "operators that could not be written"
+BEYOND = "operators after max_bytes was reached"
+
+
+class Writer(Protocol):
+    """What a sink writes to: one file, or the files of a flight recorder."""
+
+    size: int
+
+    def open(self) -> None: ...
+    def write(self, batch: pa.RecordBatch) -> None: ...
+    def close(self, statement: Mapping[str, Any]) -> Mapping[str, Any]: ...
 
 
 class Sink:
-    """One trace file, and the thread that fills it."""
+    """One trace, and the thread that fills it."""
 
-    def __init__(self, path: Path, metadata: dict[str, Any], converter: Converter) -> None:
-        self.path, self.metadata, self.converter = path, metadata, converter
+    def __init__(
+        self,
+        writer: Writer,
+        converter: Converter,
+        copy: Callable[[], Batch | None],
+        interval: float,
+        max_bytes: int | None = None,
+    ) -> None:
+        self.writer, self.converter, self.copy = writer, converter, copy
+        self.interval, self.max_bytes = interval, max_bytes  # seconds; size at which to stop
         self.error: BaseException | None = None
+        self.stopped: str | None = None  # why nothing more is recorded, though nothing went wrong
         self.waited = 0  # ns that the training loop waited for a free place in the queue
-        self.writer: Any = None
+        self.largest = 0  # bytes of a batch in the file
+        self.closed: Mapping[str, Any] = {}  # the closing statement, as it was written
         self.queue: queue.Queue[Batch | None] = queue.Queue(QUEUED)
         self.thread = threading.Thread(target=self.work, name="dispatchmon-sink", daemon=True)
 
+    @property
+    def over(self) -> bool:
+        """Whether what is recorded from now on is lost."""
+        return self.error is not None or self.stopped is not None
+
+    # ------------------------------------------------------------------------------------------------- training loop
     def open(self) -> None:
-        """Create the file and start the thread. An `OSError` is kept in `error`."""
+        """Create the file and start the thread."""
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.writer = pa.ipc.new_file(
-                str(self.path),
-                SCHEMA.with_metadata({METADATA_KEY: json.dumps(self.metadata)}),
-                options=pa.ipc.IpcWriteOptions(compression="zstd"),
-            )
-        except (OSError, pa.ArrowException) as error:
+            self.writer.open()
+            self.thread.start()
+        except Exception as error:
             self.error = error
-            return
-        self.thread.start()
 
     def put(self, batch: Batch) -> None:
         """Hand a batch over; waits while the queue is full."""
-        if self.error is not None:
-            return
         start = perf_counter_ns()
-        self.queue.put(batch)
+        if not self.enqueue(batch):
+            self.lose(batch)
         self.waited += perf_counter_ns() - start
 
-    def work(self) -> None:
-        while (batch := self.queue.get()) is not None:
-            if self.error is None:
-                try:
-                    self.writer.write_batch(self.converter.convert(batch))
-                except Exception as error:
-                    self.error = error
+    def enqueue(self, batch: Batch | None) -> bool:
+        while self.thread.is_alive():  # nobody waits for a thread that is gone
+            try:
+                self.queue.put(batch, timeout=1)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def lose(self, batch: Batch) -> None:
+        """Count what a batch would have added."""
+        self.converter.tally.skip(LOST if self.error else BEYOND, len(batch.events) // EVENT.size)
 
     def close(self, closing: dict[str, Any]) -> None:
         """Write what is queued and the closing statement, and close the file."""
-        if self.writer is None:
-            return
+        self.enqueue(None)
         if self.thread.is_alive():
-            self.queue.put(None)
             self.thread.join()
+        while not self.queue.empty():  # the thread is gone
+            if (batch := self.queue.get()) is not None:
+                self.lose(batch)
+        try:
+            self.closed = self.writer.close(self.statement(closing))
+        except Exception as error:
+            self.error = self.error or error
+
+    def statement(self, closing: dict[str, Any]) -> dict[str, Any]:
+        """The closing statement; what went wrong comes before why the loop ended."""
         tally = self.converter.tally
-        statement = {
-            "complete": self.error is None and closing["reason"] is None,
-            "reason": closing["reason"] if self.error is None else f"{type(self.error).__name__}: {self.error}",
+        failed = None if self.error is None else f"{type(self.error).__name__}: {self.error}"
+        reason = failed or self.stopped or closing["reason"]
+        if self.over:  # the step in which it stopped is there in part
+            tally.skip("steps after recording stopped", max(0, closing["step"] - 1 - tally.last_step))
+        return {
+            "complete": reason is None,
+            "reason": reason,
             "events": tally.events,
             "rows": tally.rows,
             "writes": tally.writes,
             "undeclared_writes": tally.undeclared,
             "hazards": tally.hazards,
-            "steps": len(tally.steps),
+            "steps": tally.steps,
             "skipped": {**tally.skipped, **closing["skipped"]},
             "monitor_ns": closing["monitor_ns"],
             "wait_ns": self.waited,
         }
+
+    # ------------------------------------------------------------------------------------------------- own thread
+    def work(self) -> None:
         try:
-            empty = pa.RecordBatch.from_pylist([], schema=SCHEMA)
-            self.writer.write_batch(empty, custom_metadata={CLOSING_KEY: json.dumps(statement)})
-            self.writer.close()
-        except Exception as error:
+            while (batch := self.next_batch()) is not None:
+                if not self.over:
+                    self.write(batch)
+                else:
+                    self.lose(batch)
+        except BaseException as error:  # the thread must not end without a word
             self.error = self.error or error
+
+    def next_batch(self) -> Batch | None:
+        """The next batch of the queue; while none comes, copies are written."""
+        while True:
+            try:
+                return self.queue.get(timeout=self.interval)
+            except queue.Empty:
+                if not self.over and (copied := self.copy()) is not None:
+                    self.write(copied, copied=True)
+
+    def write(self, batch: Batch, copied: bool = False) -> None:
+        """Convert and write; count only what is in the file."""
+        before = self.converter.tally.copy()
+        try:
+            convert = self.converter.convert_copy if copied else self.converter.convert
+            if (rows := convert(batch)) is not None:
+                size = self.writer.size
+                self.writer.write(rows)
+                self.largest = max(self.largest, self.writer.size - size)
+        except BaseException as error:
+            self.error = error
+            self.converter.tally = before
+            if not copied:  # of a copy, the batch itself is still to come
+                self.lose(batch)
+            return
+        if self.max_bytes is not None and self.writer.size + self.largest > self.max_bytes:
+            self.stopped = f"max_bytes={self.max_bytes} was reached in step {self.converter.tally.last_step}"

@@ -86,6 +86,12 @@ class Sources:
         line = self.lines.get(number)
         return None if line is None else described(*line)
 
+    def forget(self) -> None:
+        """Start again: a program that makes ever new code (`exec`) must not fill the memory."""
+        self.numbers.clear()
+        self.lines.clear()
+        self.table.forget()
+
     def caller(self, frame: FrameType | None) -> int:
         """Number of the nearest line that is in no installed package either; 0 if there is none."""
         while frame is not None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from math import frexp, hypot, inf, isfinite, prod, sqrt
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from dispatchmon.cells import MOST_MAPPED, packed, runs_of, shrunk, stretches
 from dispatchmon.records import TABLE_FULL, UNSUPPORTED
 from dispatchmon.torch_internals import address_of, kernels_only
 
@@ -53,22 +55,6 @@ class Layout(NamedTuple):
     repeat: int  # how often each element stands in the tensor (expanded dimensions)
     start: int  # bytes in the storage before its first element
     end: int  # and up to the end of its last one
-
-
-def runs_of(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[tuple[tuple[int, int], ...], int]:
-    """The dimensions as (stride, size), innermost first, merged where they are dense; and the factor of the expanded ones."""
-    runs: list[tuple[int, int]] = []
-    repeat = 1
-    for step, size in sorted(zip(stride, shape, strict=True)):
-        if size == 1:
-            continue
-        if step == 0:
-            repeat *= size
-        elif runs and runs[-1][0] * runs[-1][1] == step:
-            runs[-1] = runs[-1][0], runs[-1][1] * size
-        else:
-            runs.append((step, size))
-    return tuple(runs or [(1, 1)]), repeat
 
 
 def layout_of(runs: tuple[tuple[int, int], ...], repeat: int, offset: int, dtype: torch.dtype) -> Layout | None:
@@ -109,6 +95,7 @@ class Statistics:
         self.address = 0  # where row `slot` would be in a table that began at slot 0
         self.floor = 0  # the oldest slot whose row is still there
         self.nonfinite = 0  # NaN and infinite elements met so far
+        self.cells: dict[int, bytes] = {}  # where they lie, by slot
         self.new_block()
 
     def new_block(self) -> None:
@@ -118,6 +105,7 @@ class Statistics:
         self.address = block.ctypes.data - self.next * TOTALS * 8
         self.end = self.next + self.slots
         self.floor = self.blocks[0][0]
+        self.cells = {slot: cells for slot, cells in self.cells.items() if slot >= self.floor}
 
     def measure(self, tensor: torch.Tensor, layout: Layout) -> int:
         """Slot of a strided tensor's statistics, or a reason below 0."""
@@ -128,16 +116,19 @@ class Statistics:
         if not memory or tensor.untyped_storage().nbytes() < layout.end:  # fake, or a storage that was given back
             return UNSUPPORTED
         if self.kernel is not None and layout.packed is not None and tensor.is_cpu:
-            self.nonfinite += self.kernel(
+            if found := self.kernel(
                 self.address + slot * (TOTALS * 8), memory + layout.start, layout.packed, self.threads
-            )
+            ):
+                self.met_nonfinite(found, slot, tensor, layout)
         else:
             with kernels_only():
-                self.keep(
+                found = self.keep(
                     slot,
                     merged(pieces(tensor, layout.sizes, layout.strides, int(tensor.storage_offset()))),
                     layout.repeat,
                 )
+            if found:
+                self.met_nonfinite(found, slot, tensor, layout)
         self.next = slot + 1
         return slot
 
@@ -156,18 +147,38 @@ class Statistics:
             sizes, strides = tuple(n for _, n in reversed(runs)), tuple(s for s, _ in reversed(runs))
             if 0 in stored.shape:
                 sizes = (0,)
-            self.keep(slot, merged(pieces(stored, sizes, strides, int(stored.storage_offset()))), repeat)
+            self.nonfinite += self.keep(slot, merged(pieces(stored, sizes, strides, int(stored.storage_offset()))), repeat)
         self.next = slot + 1
         return slot
 
-    def keep(self, slot: int, totals: list[float], repeat: int) -> None:
+    def met_nonfinite(self, found: int, slot: int, tensor: torch.Tensor, layout: Layout) -> None:
+        """Count the elements, and note where they lie. Only values that hold some pay for this."""
+        self.nonfinite += found
+        if prod(layout.sizes) <= MOST_MAPPED:
+            with suppress(Exception), kernels_only():
+                self.cells[slot] = map_of(tensor.as_strided(layout.sizes, layout.strides, tensor.storage_offset()))
+
+    def keep(self, slot: int, totals: list[float], repeat: int) -> int:
+        """Write a row of the table; how many NaN and infinite elements it counts."""
         if repeat != 1:
             for i in (COUNT, M2, NAN, INF, POSINF, ZERO):
                 totals[i] *= repeat
             totals[NORM] *= sqrt(repeat)
         first, block = self.blocks[-1]
         block[slot - first] = totals
-        self.nonfinite += int(totals[NAN] + totals[INF])
+        return int(totals[NAN] + totals[INF])
+
+
+def map_of(values: torch.Tensor) -> bytes:
+    """Which cells of a value hold NaN, +Inf and -Inf; of a complex one by its magnitude, so never -Inf."""
+    if values.dtype in _COMPLEX:
+        nan = values.isnan()
+        masks = [nan, values.isinf() & ~nan, torch.zeros_like(nan)]
+    else:
+        values = values if values.dtype in (torch.float32, torch.float64) else values.to(torch.float32)
+        masks = [values.isnan(), values == inf, values == -inf]
+    lengths = stretches(values.shape)
+    return packed([shrunk(mask.cpu().numpy(), lengths) for mask in masks])
 
 
 def readable(tensor: torch.Tensor) -> bool:

@@ -36,6 +36,14 @@ class Table:
         new, self.new = self.new, []
         return self.base, new
 
+    def copy(self) -> tuple[int, list[Any]]:
+        """The same, but they stay new."""
+        return self.base, list(self.new)
+
+
+PLAIN = ("operators", "arguments", "literals", "geometries", "labels", "modules", "sources")
+PACKED = ("contexts", "positions")
+
 
 class Tables:
     """All tables of one recording."""
@@ -55,12 +63,14 @@ class Tables:
 
     def take(self) -> dict[str, Any]:
         """What was added since the last call, by table."""
-        new: dict[str, Any] = {
-            name: getattr(self, name).take()
-            for name in ("operators", "arguments", "literals", "geometries", "labels", "modules", "sources")
-        }
-        for name in ("contexts", "positions"):
+        new: dict[str, Any] = {name: getattr(self, name).take() for name in PLAIN}
+        for name in PACKED:
             buffer = getattr(self, name)
             new[name] = bytes(buffer)
             buffer.clear()
         return new
+
+    def copy(self) -> dict[str, Any]:
+        """The same, but it stays new."""
+        new: dict[str, Any] = {name: getattr(self, name).copy() for name in PLAIN}
+        return new | {name: bytes(getattr(self, name)) for name in PACKED}

@@ -77,6 +77,30 @@ def _keys_above_the_kernels() -> Any:
 _ABOVE = _keys_above_the_kernels()
 
 
+def dynamo_takes_for_plain(call: Any) -> None:
+    """
+    Have dynamo trace module calls through this `nn.Module.__call__` as it does through torch's own: straight to `forward`.
+
+    Else what is compiled under a wrapper is guarded by it, and compiled again without it. Dynamo remembers what it finds
+    when it is imported, which the first operator under any mode brings about anyway.
+    """
+    from torch._dynamo.variables import nn_module
+
+    nn_module.unpatched_nn_module_call = call  # type: ignore[attr-defined]
+
+
+def take_off_stack(mode: Any) -> None:
+    """Leave a dispatch mode above which others were entered that are still there."""
+    if not any(each is mode for each in _python_dispatch._get_current_dispatch_mode_stack()):
+        return
+    above = []
+    while current_dispatch_mode() is not mode:
+        above.append(_python_dispatch._pop_mode())
+    mode.__exit__(None, None, None)
+    for each in reversed(above):
+        _python_dispatch._push_mode(each)
+
+
 def is_opaque(kind: type) -> bool:
     """Whether tensors of this class handle operators themselves; torch's own tracing does not, while a mode runs."""
     dispatch = kind.__torch_dispatch__  # type: ignore[attr-defined]
@@ -105,6 +129,26 @@ def version_counters_moving() -> Iterator[None]:
     """
     included, excluded = _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()
     with _C._ForceDispatchKeyGuard(included, excluded.remove(_KEY.ADInplaceOrView)):
+        yield
+
+
+_USED_WITHIN_KERNELS = _C.DispatchKeySet(_KEY.Conjugate)
+for _name in ("Negative", "ZeroTensor", "AutocastCPU", "AutocastCUDA", "AutocastXPU", "AutocastMPS", "AutocastPrivateUse1"):
+    _USED_WITHIN_KERNELS = _USED_WITHIN_KERNELS | _C.DispatchKeySet(getattr(_KEY, _name))
+
+
+@contextmanager
+def keys_of_the_caller() -> Iterator[None]:
+    """
+    A block in which lazy conjugation and autocast reach the operators inside a kernel, as they do without a mode.
+
+    In a mode's handler every key above Python is excluded: `linalg_pinv` of a complex matrix, whose kernel conjugates lazily,
+    comes out wrong there, and `_trilinear` ignores autocast.
+    """
+    included, excluded = _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()
+    with _C._RestorePythonTLSSnapshot():
+        outside = _C._dispatch_tls_local_exclude_set()
+    with _C._ForceDispatchKeyGuard(included, excluded - (_USED_WITHIN_KERNELS - outside)):
         yield
 
 

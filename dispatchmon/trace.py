@@ -13,16 +13,20 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dispatchmon.errors import DispatchmonError, NotATraceError, TraceNotFoundError, TraceVersionError
-from dispatchmon.schema import CLOSING_KEY, FORMAT_MAJOR, FORMAT_MINOR, METADATA_KEY, SCHEMA
+from dispatchmon.schema import CLOSING_KEY, FORMAT_MAJOR, FORMAT_MINOR, METADATA_KEY, SCHEMA, parts_folder
+
+Range = tuple[int | None, int | None]  # half-open; None is no end
 
 _MAGIC = b"ARROW1"
 _STREAM_START = 8  # the magic, padded: from here an Arrow file reads as an Arrow stream, which needs no footer
@@ -38,7 +42,8 @@ class TraceFile:
 
     `metadata` is what was known when the file was opened, `closing` what was known when it was closed (None if it never
     was), both as in `docs/format.md`. `rows` is the number of rows that can be read, None where a closed file does not
-    say; `batches` is how many record batches hold them.
+    say; `batches` is how many record batches hold them. `parts` are the files that a flight recorder left behind when it
+    was killed: they are read in the place of the file itself.
     """
 
     path: Path
@@ -49,6 +54,7 @@ class TraceFile:
     batches: int
     size: int
     columns: tuple[str, ...]
+    parts: tuple[TraceFile, ...] = ()
 
     @property
     def rank(self) -> int:
@@ -76,9 +82,9 @@ class TraceFile:
         """What a reader of this file must know before trusting it, one sentence each."""
         name, found = self.path.name, []
         if self.cut:
-            found.append(
-                f"{name} was not closed (the process was killed?): read {_number(self.rows or 0, 'row')} up to the cut"
-            )
+            why = (self.closing or {}).get("reason") or "the process was killed?"
+            where = f"from {parts_folder(self.path).name}" if self.parts else "up to the cut"
+            found.append(f"{name} was not closed ({why}): read {_number(self.rows or 0, 'row')} {where}")
         elif self.closing is None:
             found.append(f"{name} has no closing statement: rows may be missing at its end")
         elif not self.complete:
@@ -87,22 +93,36 @@ class TraceFile:
             found.append(f"{name} does not hold everything: {', '.join(lost)}")
         return tuple(found)
 
-    def scan(self, columns: Sequence[str], on_batch: Callable[[], None] = lambda: None) -> Iterator[pa.RecordBatch]:
+    def scan(
+        self,
+        columns: Sequence[str],
+        on_batch: Callable[[], None] = lambda: None,
+        within: Mapping[str, Range] | None = None,
+    ) -> Iterator[pa.RecordBatch]:
         """
         Yield the file's record batches in order, with exactly these columns.
 
-        A column that the file does not have, because an older dispatchmon wrote it, is null.
+        A column that the file does not have, because an older dispatchmon wrote it, is null. A batch that has no row
+        in the ranges `within` is left out, and if the file was closed, nothing else of it is read.
 
         Raises:
             NotATraceError: a batch is damaged.
         """
+        for part in self.parts:
+            yield from part.scan(columns, on_batch, within)
+        if self.parts:
+            return
         present = set(self.columns)
         schema = pa.schema([SCHEMA.field(name) for name in columns])
         wanted = [name for name in columns if name in present]
         read = 0
         with _opened(self.path) as file:
             try:
-                for batch in islice(_batches(file, wanted, cut=self.cut), self.batches):
+                for batch in islice(_batches(file, wanted, self.cut, within or {}), self.batches):
+                    if batch is None:
+                        read += 1
+                        on_batch()
+                        continue
                     batch.validate(full=True)  # a damaged offset must never reach an engine that trusts it
                     read += 1
                     arrays = [
@@ -164,6 +184,7 @@ class Trace:
         columns: Sequence[str] | None = None,
         *,
         ranks: Collection[int] | None = None,
+        within: Mapping[str, Range] | None = None,
         on_progress: Callable[[float], None] | None = None,
     ) -> pa.RecordBatchReader:
         """
@@ -172,6 +193,8 @@ class Trace:
         Args:
             columns: names of the columns to read (default all); the others are not even decompressed.
             ranks: read only the files of these ranks.
+            within: leave out the batches that have no row in these ranges, by column. Of those that have one all rows
+                come.
             on_progress: called after each batch with the part that is done, from 0 to 1.
 
         Raises:
@@ -190,7 +213,7 @@ class Trace:
             if on_progress is not None:
                 on_progress(done / total)
 
-        batches = (batch for file in files for batch in file.scan(names, on_batch))
+        batches = (batch for file in files for batch in file.scan(names, on_batch, within))
         return pa.RecordBatchReader.from_batches(pa.schema([SCHEMA.field(name) for name in names]), batches)
 
 
@@ -237,6 +260,20 @@ def _open_folder(folder: Path, files: list[TraceFile], notes: list[str]) -> None
 
 
 def _open_file(path: Path) -> TraceFile:
+    file = _open_one(path)
+    if not file.cut or not (folder := parts_folder(path)).is_dir():
+        return file
+    parts = []
+    for part in sorted(folder.glob("*.arrow")):
+        with suppress(NotATraceError):  # the one that was being begun
+            parts.append(_open_one(part))
+    if not parts:
+        return file
+    rows, batches, size = (sum(getattr(part, name) or 0 for part in parts) for name in ("rows", "batches", "size"))
+    return replace(file, rows=rows, batches=batches, size=size, parts=tuple(parts))
+
+
+def _open_one(path: Path) -> TraceFile:
     if not path.exists():
         raise TraceNotFoundError(f"{path} does not exist")
     if not path.is_file():
@@ -301,13 +338,33 @@ def _stream(file: pa.NativeFile, columns: Sequence[str]) -> Iterator[Any]:
             return
 
 
-def _batches(file: pa.NativeFile, columns: Sequence[str], *, cut: bool) -> Iterator[pa.RecordBatch]:
+def _batches(
+    file: pa.NativeFile, columns: Sequence[str], cut: bool, within: Mapping[str, Range]
+) -> Iterator[pa.RecordBatch | None]:
+    """Yield each batch with these columns, or None in the place of one that has no row in the ranges."""
     if cut:
         yield from (item.batch for item in _stream(file, columns))
         return
-    reader = pa.ipc.open_file(file, options=_only(pa.ipc.open_file(file).schema, columns))
+    schema = pa.ipc.open_file(file).schema
+    reader = pa.ipc.open_file(file, options=_only(schema, columns))
+    ranges = {name: ends for name, ends in within.items() if name in schema.names}
+    looks = pa.ipc.open_file(file, options=_only(schema, list(ranges))) if ranges else None
     for number in range(reader.num_record_batches):
-        yield reader.get_batch(number)
+        if looks is None or _reaches(looks.get_batch(number), ranges):
+            yield reader.get_batch(number)
+        else:
+            yield None
+
+
+def _reaches(batch: pa.RecordBatch, ranges: Mapping[str, Range]) -> bool:
+    """Whether a batch may have rows in all of the ranges."""
+    for name, (start, stop) in ranges.items():
+        ends = pc.min_max(batch.column(name)).as_py()
+        if ends["min"] is None or (start is not None and ends["max"] < start):
+            return False
+        if stop is not None and ends["min"] >= stop:
+            return False
+    return True
 
 
 def _only(schema: pa.Schema, columns: Sequence[str]) -> pa.ipc.IpcReadOptions:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dispatchmon.cells import runs_of
 from dispatchmon.digests import Digests
 from dispatchmon.records import (
     EMPTY,
@@ -30,7 +31,7 @@ from dispatchmon.records import (
     UNTIL_WAIT,
     VERSION_BITS,
 )
-from dispatchmon.statistics import Layout, Statistics, layout_of, runs_of
+from dispatchmon.statistics import Layout, Statistics, layout_of
 from dispatchmon.tables import Table, Tables
 from dispatchmon.torch_internals import DisableTorchFunction, kernels_only
 

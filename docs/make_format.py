@@ -25,12 +25,28 @@ null. The rows of one event stand together, and events are in order of execution
 has two rows: `input`, the value before the event, and `output`, the value after it.
 """
 
+def table_of_keys(keys: dict[str, str]) -> str:
+    """Return a table of the keys of a JSON document."""
+    return "\n".join(["| key | meaning |", "|---|---|", *(f"| `{key}` | {meaning} |" for key, meaning in keys.items())])
+
+
 METADATA = f"""\
 ## Metadata
 
 The schema's metadata has the key `{schema.METADATA_KEY.decode()}`: JSON about the run that is known when the trace is
-opened. The last record batch is empty, and its custom metadata has the key `{schema.CLOSING_KEY.decode()}`: JSON that
-is known when the trace is closed. A file without that batch was cut: it holds what was written until then.
+opened.
+
+{table_of_keys(schema.METADATA)}
+
+The last record batch is empty, and its custom metadata has the key `{schema.CLOSING_KEY.decode()}`: JSON that is known
+when the trace is closed. A file without that batch was cut: it holds what was written until then.
+
+{table_of_keys(schema.CLOSING)}
+
+The first record batch is empty too: it makes the metadata readable from the start. A flight recorder (`keep_last`) keeps
+its batches in the hidden folder `.NAME.parts` beside the file, each as a trace of its own, and joins them when it is
+closed. Of a process that was killed the folder is left: dispatchmon reads it in the place of the file, and any other
+reader its parts, in the order of their names.
 
 ## Versions
 

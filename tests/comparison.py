@@ -41,7 +41,9 @@ def tensor_bits(tensor: torch.Tensor) -> Any:
     return kind, tensor.stride(), plain.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
-def outcome(build: Callable[[], Any], around: Callable[[Any], AbstractContextManager[Any]] | None = None) -> dict[str, Any]:
+def outcome(
+    build: Callable[[], Any], around: Callable[[Any], AbstractContextManager[Any]] | None = None
+) -> dict[str, Any]:
     """Everything that can be told of a run: what it returned or raised, its model afterwards, the random streams."""
     torch.manual_seed(7)
     random.seed(7)

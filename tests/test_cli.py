@@ -206,7 +206,7 @@ started     2026-01-02T03:04:05+00:00
 command     train.py --lr 0.1
 versions    dispatchmon 0.1.0, torch 2.13.0, python 3.11.7
 platform    Linux-6.1-x86_64
-statistics  torch
+statistics  by torch's own reductions
 settings    record=ops
 cost        1.5 ms in the monitor, 20 µs waiting for the disk
 """

@@ -4,7 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
+from dispatchmon import DispatchMonitor, open_trace
+from dispatchmon.schema import CLOSING, METADATA
 from dispatchmon_cli.group import COMMANDS
 from make_format import document
 from make_outputs import differences, scrub
@@ -17,6 +20,15 @@ LINK = re.compile(r"\[[^\]]+\]\((?!https?:|#)([^)#]+)")
 def test_format_is_current():
     """docs/format.md is what `make docs` writes from schema.py."""
     assert (ROOT / "docs" / "format.md").read_text() == document()
+
+
+def test_format_names_the_keys_of_a_trace(tmp_path):
+    """The metadata and the closing statement of a trace have exactly the keys that the format describes."""
+    with DispatchMonitor(torch.nn.Linear(1, 1), tmp_path / "trace.arrow", keep_last=1, quiet=True):
+        torch.ones(1).add(1)
+    file = open_trace(tmp_path / "trace.arrow").files[0]
+    assert list(file.metadata) == list(METADATA)
+    assert list(file.closing) == list(CLOSING)
 
 
 @pytest.mark.slow

@@ -5,15 +5,15 @@ from __future__ import annotations
 import multiprocessing
 import os
 
-import programs
 import pytest
 import torch
-from comparison import differences, monitored, outcome
-from programs import distributed
-from recorded import rows_of
 from torch import nn
 
+import programs
+from comparison import differences, monitored, outcome
 from dispatchmon import DispatchMonitor, open_trace
+from programs import distributed
+from recorded import rows_of
 
 
 @pytest.mark.parametrize("name", programs.PROGRAMS)
@@ -108,7 +108,6 @@ def test_what_was_compiled_before_is_not_compiled_again(tmp_path):
     assert compilations_around(tmp_path, first_inside=False) == [2, 2, 2]
 
 
-@pytest.mark.xfail(strict=True, reason="dynamo guards on the closure of the wrapped nn.Module.__call__ that it traced")
 def test_what_was_compiled_inside_is_not_compiled_again(tmp_path):
     """A model first compiled in the block is called after it without another compilation."""
     assert compilations_around(tmp_path, first_inside=True) == [2, 2]

@@ -25,6 +25,8 @@ MODEL = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     ((MODEL,), {"steps": "5:5"}, "steps is '5:5': it selects no step; START is at least 0, STOP above START, EVERY at least 1"),
     ((MODEL,), {"steps": 10}, "steps is 10: give \"START:STOP:EVERY\", as \"0:100:10\", or a function of the step"),
     ((nn.Sequential(nn.Linear(1, 1)),), {"modules": "00"}, "modules: no module of the model is called '00'; near matches: 0"),
+    ((MODEL,), {"keep_last": 0}, "keep_last is 0: give the number of recorded steps to keep, at least 1, or None"),
+    ((MODEL,), {"max_bytes": "1GB"}, "max_bytes is '1GB': give the size in bytes at which to stop, at least 1, or None"),
     ((MODEL,), {"ops": ()}, "ops is (): give a glob, as \"*.attn\", or a list of globs"),
 ])  # fmt: skip
 def test_setting_error(arguments, settings, message) -> None:

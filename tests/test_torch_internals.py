@@ -204,3 +204,85 @@ def test_storage_keeps_its_python_object_and_attributes() -> None:
     assert x[1:].untyped_storage().tag == x.detach().untyped_storage().tag == x.data.untyped_storage().tag == "mine"
     assert not hasattr(x.clone().untyped_storage(), "tag")
     assert x.untyped_storage() is x.view(2, 2).untyped_storage()
+
+
+def test_address_of_does_not_copy_shared_memory() -> None:
+    """It is where the storage begins, and a copy-on-write tensor stays one, which `data_ptr` would not leave it."""
+    x = torch.randn(8)
+    assert internals.address_of(x[2:]) == x.untyped_storage().data_ptr()
+    lazy = torch._lazy_clone(x)
+    assert internals.address_of(lazy) == internals.address_of(x)
+    assert torch._C._is_cow_tensor(lazy)
+
+
+@pytest.mark.parametrize(("op", "own"), [
+    (torch.ops.aten.add_.Tensor, True), (torch.ops.aten._foreach_add_.Scalar, False), (torch.ops.aten.unbind_copy.int_out, False),
+])  # fmt: skip
+def test_operators_on_lists_do_not_move_version_counters_themselves(op, own) -> None:
+    """Those on one tensor have a kernel for it above the modes; those on lists have none."""
+    assert internals.moves_version_counters(op._schema) is own
+
+
+def test_a_mode_is_taken_off_from_below_others() -> None:
+    """Taking off the outer of two modes leaves the inner one where it is; one that is not there changes nothing."""
+    outer, inner = Inside(lambda func: None), Inside(lambda func: None)
+    outer.__enter__()
+    with inner:
+        internals.take_off_stack(outer)
+        internals.take_off_stack(outer)
+        torch.ones(1)
+        assert internals.current_dispatch_mode() is inner
+    assert (len(outer.seen), len(inner.seen)) == (0, 1)
+    assert internals.current_dispatch_mode() is None
+
+
+def test_a_module_call_is_torchs_own() -> None:
+    """`nn.Module.__call__` is what the wrapper may do itself: `_call_impl`, unless the module was compiled."""
+    assert nn.Module.__call__ is internals.plain_module_call
+    assert nn.Linear(1, 1)._compiled_call_impl is None
+    assert callable(nn.Module._call_impl)
+
+
+def test_nothing_is_seen_of_what_is_asked_of_a_tensor() -> None:
+    """In the block neither a subclass's `__torch_function__` nor a `TorchFunctionMode` is called."""
+    calls = []
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            calls.append(function)
+            return function(*args, **(kwargs or {}))
+
+    class Sub(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            calls.append(function)
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    x = torch.ones(2).as_subclass(Sub)
+    calls.clear()
+    with Mode(), internals.DisableTorchFunction():
+        assert x.shape == (2,)
+        x.untyped_storage()
+    assert not calls
+
+
+def test_tensors_of_torchs_own_tracing_are_not_opaque() -> None:
+    """A mode sees fake tensors first and must call the operator; a wrapper subclass takes it apart itself."""
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.distributed.tensor import DTensor
+
+    assert not internals.is_opaque(FakeTensor)
+    assert not internals.is_opaque(nn.Parameter)
+    assert internals.is_opaque(DTensor)
+
+
+def test_dynamo_goes_straight_to_forward_where_the_call_is_plain() -> None:
+    """What dynamo takes for torch's own `nn.Module.__call__` is remembered under this name, where it is compared."""
+    from torch._dynamo.variables import nn_module
+
+    assert nn_module.unpatched_nn_module_call is internals.plain_module_call
+    try:
+        internals.dynamo_takes_for_plain(print)
+        assert nn_module.unpatched_nn_module_call is print
+    finally:
+        internals.dynamo_takes_for_plain(internals.plain_module_call)

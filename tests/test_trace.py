@@ -297,6 +297,15 @@ def test_missing_ranks_are_said(tmp_path):
     assert not trace.complete
 
 
+def test_a_cut_rank_is_said(tmp_path):
+    """Of the rank whose process was killed the rows up to the cut are read, and the warning names its file."""
+    write_ranks(tmp_path, [0, 1], 2)
+    cut(tmp_path / "trace.rank1.arrow", -10)
+    trace = open_trace(tmp_path)
+    assert trace.warnings == ("trace.rank1.arrow was not closed (the process was killed?): read 2 rows up to the cut",)
+    assert (trace.complete, trace.rows, trace.ranks) == (False, 4, (0, 1))
+
+
 def test_two_files_of_one_rank_are_two_runs(tmp_path):
     """Two files with the same rank cannot be one run, and both are named."""
     write_trace(tmp_path / "trace.arrow")

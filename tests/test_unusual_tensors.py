@@ -23,7 +23,11 @@ from dispatchmon.schema import CLOSING_KEY
 NO_STATISTICS = "values of a kind that has no statistics"
 NOT_WRITTEN = "values not there yet (memory that was not written)"
 IN_FLIGHT = "results of collectives that were still in flight"
-FLOAT8 = [name for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu") if hasattr(torch, name)]
+FLOAT8 = [
+    name
+    for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
+    if hasattr(torch, name)
+]
 ROUNDING = 1e-6
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # prototypes and sparse layouts announce themselves
@@ -58,7 +62,11 @@ def watch(tmp_path: Path) -> Callable[[Callable[[], Any]], Trace]:
         assert monitor.error is None
         with pa.ipc.open_file(path) as reader:
             batches = [reader.get_batch_with_custom_metadata(i) for i in range(reader.num_record_batches)]
-        closing = next(json.loads(m[CLOSING_KEY.encode() if isinstance(CLOSING_KEY, str) else CLOSING_KEY]) for _, m in batches if m)
+        closing = next(
+            json.loads(m[CLOSING_KEY.encode() if isinstance(CLOSING_KEY, str) else CLOSING_KEY])
+            for _, m in batches
+            if m
+        )
         assert closing["complete"]
         assert not any("failed" in reason for reason in closing["skipped"])
         return Trace(pa.Table.from_batches([b for b, _ in batches]).to_pylist(), closing)
@@ -486,3 +494,14 @@ def test_zero_tensor_is_not_read(watch):
     trace = watch(lambda: x * torch.ones(3))
     row = next(r for r in trace.rows if r["storage"] is None or r["role"] == "input")
     assert nothing_measured(row) or row["zero"] == 3
+
+
+@pytest.mark.parametrize("leading", [1, 16, 33, 64, 300])
+def test_few_elements_then_zeros(watch, leading):
+    """Norm and std keep their digits where the first elements tell nothing of the rest, as in the gradient of an embedding."""
+    x = torch.zeros(3000)
+    x[:leading] = 318 + torch.linspace(-1, 1, leading)
+    row = watch(lambda: x.clone()).row("aten.clone.default", "input", "self")
+    values = x.double().numpy()
+    assert row["norm"] == pytest.approx(np.sqrt(np.square(values).sum()), rel=2e-6)
+    assert row["std"] == pytest.approx(values.std(), rel=2e-6)

@@ -11,9 +11,9 @@ from typing import Any
 import click
 
 from dispatchmon.analysis.audit import Audit, Finding, all_writes, audit
+from dispatchmon_cli.layout import Cells
 from dispatchmon_cli.options import Request, reads_trace
 from dispatchmon_cli.progress import progress_bar
-from dispatchmon_cli.report import Cells
 from dispatchmon_cli.wording import count, counted, module_name, number
 
 _FOUND = 2

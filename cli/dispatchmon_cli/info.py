@@ -11,12 +11,16 @@ from typing import Any
 import click
 
 from dispatchmon.trace import TraceFile
+from dispatchmon_cli.layout import Cells
 from dispatchmon_cli.options import Request, reads_trace
-from dispatchmon_cli.report import Cells
-from dispatchmon_cli.wording import count, counted, duration, size
+from dispatchmon_cli.wording import count, counted, duration, number, size
 
-_FROM_METADATA = ("format", "dispatchmon", "torch", "python", "platform", "statistics_backend", "started", "command")
-_FROM_CLOSING = ("events", "rows", "steps", "writes", "monitor_ns", "wait_ns")
+_FROM_METADATA = (
+    *("format", "dispatchmon", "torch", "python", "platform", "statistics_backend", "threads", "flush"),
+    *("started", "command"),
+)
+_FROM_CLOSING = ("events", "rows", "steps", "writes", "undeclared_writes", "monitor_ns", "wait_ns", "kept_for_good")
+_BACKENDS = {"native": "in one pass, by the C kernel", "torch": "by torch's own reductions"}
 _COLUMNS = (
     *("file", "bytes", "complete", "closed", "reason", "rank", "world_size", "model", "modules", "parameters"),
     *_FROM_CLOSING,
@@ -82,6 +86,7 @@ def _rows(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     versions = [f"{name} {record[name]}" for name in ("dispatchmon", "torch", "python") if record[name]]
     cost = [known("monitor_ns", lambda n: f"{duration(n)} in the monitor")]
     cost += [known("wait_ns", lambda n: f"{duration(n)} waiting for the disk")]
+    measured = [known("statistics_backend", _BACKENDS.get), known("threads", lambda n: counted(n, "thread"))]
     lines = {
         "file": f"{record['file']} ({size(record['bytes'])}, format {record['format']})",
         "complete": _completeness(record),
@@ -93,11 +98,18 @@ def _rows(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         "command": known("command", lambda words: words if isinstance(words, str) else shlex.join(map(str, words))),
         "versions": ", ".join(versions),
         "platform": known("platform"),
-        "statistics": known("statistics_backend"),
+        "statistics": ", ".join(filter(None, measured)) if record["statistics_backend"] else "none were taken",
+        "written": known("flush", lambda each: f"every {counted(each['rows'], 'row')} or {number(each['seconds'])} s"),
+        "kept": known("kept_for_good", _kept),
         "settings": known("settings", lambda all_of: ", ".join(f"{k}={_plain(v)}" for k, v in all_of.items())),
         "cost": ", ".join(filter(None, cost)),
     }
     yield from ((label, line) for label, line in lines.items() if line)
+
+
+def _kept(ranges: Mapping[str, Any]) -> str:
+    names = {"nan": "NaN", "inf": "Inf"}
+    return ", ".join(f"steps {a} to {b} for the first {names.get(what, what)}" for what, (a, b) in ranges.items())
 
 
 def _completeness(record: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce, wraps
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ import click
 
 from dispatchmon.analysis.query import Filters
 from dispatchmon.schema import PHASES
-from dispatchmon.trace import Trace, open_trace
+from dispatchmon.trace import Range, Trace, open_trace
 from dispatchmon_cli.report import FORMATS, Report, open_report
 from dispatchmon_cli.wording import printable
 
@@ -40,16 +40,21 @@ class Request:
             click.echo(f"dispatchmon: warning: {printable(warning)}", err=True)
         return trace
 
+    def on_stdout(self) -> Request:
+        """Return the same request with its answer on stdout: for a command that writes something else to FILE."""
+        return replace(self, output=None)
+
     def open_report(self) -> AbstractContextManager[Report]:
         """Open the place for the answer, as a context manager; this fails early if it cannot be written."""
         return open_report(self.format, self.output, force=self.force, color=self.color, inputs=self.paths)
 
 
-def _step_range(_: click.Context, __: click.Parameter, text: str) -> tuple[int | None, int | None]:
-    """Read `a:b`, `a:`, `:b`, or one step `a`, as a half-open range."""
+def read_range(_: click.Context, parameter: click.Parameter, text: str) -> Range:
+    """Read `a:b`, `a:`, `:b`, or one number `a`, as a half-open range."""
     start, colon, stop = text.partition(":")
     if not all(end.isdecimal() or (colon and not end) for end in (start, *([stop] if colon else []))):
-        raise click.BadParameter(f"{text!r} is not a range of steps; write a:b, as 10:20, or one step")
+        what = parameter.name
+        raise click.BadParameter(f"{text!r} is not a range of {what}s; write a:b, as 10:20, or one {what}")
     if not colon:
         return int(start), int(start) + 1
     return int(start) if start else None, int(stop) if stop else None
@@ -66,7 +71,7 @@ _OUTPUT_OPTIONS = (
 )
 _FILTER_OPTIONS = (
     click.option(
-        "--step", metavar="A:B", default=":", callback=_step_range, help="Only steps from A up to, not including, B."
+        "--step", metavar="A:B", default=":", callback=read_range, help="Only steps from A up to, not including, B."
     ),
     click.option("--module", multiple=True, metavar="GLOB", help="Only these modules; may be repeated."),
     click.option("--op", multiple=True, metavar="GLOB", help="Only these operators; may be repeated."),
@@ -91,7 +96,7 @@ def reads_trace(*, filters: bool = True) -> Callable[[Callable[..., Any]], Calla
             output: str | None,
             force: bool,
             no_color: bool,
-            step: tuple[int | None, int | None] = (None, None),
+            step: Range = (None, None),
             module: tuple[str, ...] = (),
             op: tuple[str, ...] = (),
             phase: tuple[str, ...] = (),

@@ -8,10 +8,11 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from io import StringIO
+from itertools import islice
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import IO, Any
@@ -21,25 +22,11 @@ from rich.table import Table
 from rich.text import Text
 
 from dispatchmon import DispatchmonError
+from dispatchmon_cli.layout import GAP, Cells, fit
 from dispatchmon_cli.wording import cut_middle, printable
 
 FORMATS = ("table", "json", "ndjson", "csv", "markdown")
-_NARROWEST_NAME = 16
-_GAP = 2  # spaces between columns
-
-
-@dataclass(frozen=True)
-class Cells:
-    """
-    A table for people: a column of names, then numbers (or texts, if not `numeric`), all said already.
-
-    Titles may all be empty. `alarming` cells, as (row, column), are painted red.
-    """
-
-    titles: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    numeric: bool = True
-    alarming: frozenset[tuple[int, int]] = frozenset()
+_AT_ONCE = 1000  # rows of a long answer that make one table
 
 
 @dataclass(frozen=True)
@@ -94,40 +81,93 @@ class Report:
         for paragraph in paragraphs:
             print(printable(paragraph), file=self.out)
 
-    def _write_markdown(self, cells: Cells) -> None:
-        for row in (
-            cells.titles,
-            ["---", *["---:" if cells.numeric else "---"] * (len(cells.titles) - 1)],
-            *cells.rows,
-        ):
+    def write_stream(
+        self,
+        *,
+        head: Mapping[str, Any],
+        key: str,
+        records: Iterable[Mapping[str, Any]],
+        columns: Sequence[str],
+        cells: Callable[[Sequence[Mapping[str, Any]]], Cells],
+        closing: Callable[[], Sequence[str]],
+    ) -> None:
+        """
+        Write an answer that may be too long for memory, piece by piece.
+
+        Args:
+            head: what the JSON says before the items.
+            key: the JSON's key of the items.
+            records, columns: as in `write`.
+            cells: makes the table of some records.
+            closing: what to say below the last table, asked for when all records were taken.
+        """
+        if self.format == "json":
+            print("{", *(f'  "{name}": {_json(value)},' for name, value in head.items()), sep="\n", file=self.out)
+            print(f'  "{key}": [', end="", file=self.out)
+            for i, record in enumerate(records):
+                print("," if i else "", f"\n    {_json(record)}", sep="", end="", file=self.out)
+            print("\n  ]\n}", file=self.out)
+        elif self.format in ("ndjson", "csv"):
+            self.write(document={}, records=records, columns=columns, cells=Cells((), ()))
+        else:
+            self._write_tables(records, cells, closing)
+
+    def _write_tables(
+        self,
+        records: Iterable[Mapping[str, Any]],
+        cells: Callable[[Sequence[Mapping[str, Any]]], Cells],
+        closing: Callable[[], Sequence[str]],
+    ) -> None:
+        remaining, left_out, first = iter(records), dict[str, None](), True
+        while piece := list(islice(remaining, _AT_ONCE)):
+            table = cells(piece)
+            if self.format == "markdown":
+                self._write_markdown(table, header=first)
+            else:
+                left_out |= dict.fromkeys(self._write_table(table))
+            first = False
+        if self.format == "markdown":
+            return
+        said = list(closing())
+        if left_out:
+            said.append(f"Left out to fit the terminal: {', '.join(left_out)}.")
+        if said and not first:
+            print(file=self.out)
+        for paragraph in said:
+            print(printable(paragraph), file=self.out)
+
+    def _write_markdown(self, cells: Cells, header: bool = True) -> None:
+        rules = ["---:" if cells.is_number(i) else "---" for i in range(len(cells.titles))]
+        for row in (*((cells.titles, rules) if header else ()), *cells.rows):
             print("| " + " | ".join(printable(cell).replace("|", "\\|") for cell in row) + " |", file=self.out)
 
-    def _write_table(self, cells: Cells) -> None:
+    def _write_table(self, cells: Cells) -> list[str]:
+        """Write a table, and return the titles of the columns that did not fit."""
         if not cells.rows:
-            return
-        terminal = self.out.isatty()
-        # Into a pipe or a file nothing is cut. rich writes into a buffer, for it would answer a closed pipe by itself.
-        buffer = StringIO()
-        console = Console(
-            file=buffer,
-            force_terminal=terminal,
-            no_color=None if self.color else True,
-            width=None if terminal else 100_000,
-            highlight=False,
-        )
+            return []
         rows = [[printable(cell) for cell in row] for row in cells.rows]
         widths = [max(map(len, column)) for column in zip(cells.titles, *rows, strict=True)]
-        room = max(_NARROWEST_NAME, console.width - sum(widths[1:]) - _GAP * len(widths[1:]))
+        if not self.out.isatty():  # into a pipe or a file nothing is cut, and there may be much of it
+            align = [str.rjust if cells.is_number(c) else str.ljust for c in range(len(widths))]
+            for row in (*([cells.titles] if any(cells.titles) else []), *rows):
+                line = (" " * GAP).join(put(text, width) for put, text, width in zip(align, row, widths, strict=True))
+                print(line.rstrip(" "), file=self.out)
+            return []
+        # rich writes into a buffer, for it would answer a closed pipe by itself.
+        buffer = StringIO()
+        console = Console(file=buffer, force_terminal=True, no_color=None if self.color else True, highlight=False)
+        shown = fit(cells, widths, console.width)
         table = Table(
-            box=None, pad_edge=False, padding=(0, _GAP, 0, 0), show_header=any(cells.titles), header_style="bold"
+            box=None, pad_edge=False, padding=(0, GAP, 0, 0), show_header=any(cells.titles), header_style="bold"
         )
-        for i, title in enumerate(cells.titles):
-            table.add_column(title, justify="right" if i and cells.numeric else "left", overflow="fold")
+        for c in shown:
+            table.add_column(cells.titles[c], justify="right" if cells.is_number(c) else "left", overflow="fold")
         for r, row in enumerate(rows):
-            row = [cut_middle(row[0], room), *row[1:]]
-            table.add_row(*(Text(t, "red" if (r, c) in cells.alarming else "") for c, t in enumerate(row)))
+            texts = ((c, cut_middle(row[c], shown[c]) if c in cells.cut else row[c]) for c in shown)
+            table.add_row(*(Text(text, "red" if (r, c) in cells.alarming else "") for c, text in texts))
         console.print(table)
         self.out.write("".join(line.rstrip(" ") + "\n" for line in buffer.getvalue().splitlines()))
+        return [title for c, title in enumerate(cells.titles) if c not in shown]
 
 
 def open_report(
@@ -185,7 +225,10 @@ def _umask() -> int:
 
 
 def _json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent)
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent)
+    except ValueError:
+        return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent)
 
 
 def _finite(value: Any) -> Any:

@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from dispatchmon.analysis.summary import BY, SORTS, Group, Sighting, Summary, summarize
+from dispatchmon_cli.layout import Cells
 from dispatchmon_cli.options import Request, reads_trace
 from dispatchmon_cli.progress import progress_bar
-from dispatchmon_cli.report import Cells
 from dispatchmon_cli.wording import count, counted, duration, in_module, module_name, number
 
 _TITLES = {"op": "operator", "source": "source line"}

@@ -5,6 +5,7 @@ How the command line says a number, a duration, a name.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 _UNITS = (("ns", 1.0), ("µs", 1e3), ("ms", 1e6), ("s", 1e9))
 
@@ -64,3 +65,8 @@ def cut_middle(text: str, width: int) -> str:
 def printable(text: str) -> str:
     """Make what a trace says harmless for a terminal: no control character passes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def shape(sizes: Sequence[int] | None) -> str:
+    """Say a shape: `[8, 64, 128]`, of a scalar `[]`."""
+    return "" if sizes is None else f"[{', '.join(map(str, sizes))}]"

@@ -7,7 +7,9 @@ and closed: within `query` they can reach the rows and nothing else, no file, no
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +17,11 @@ import duckdb
 import pyarrow as pa
 
 from dispatchmon.errors import DispatchmonError
-from dispatchmon.trace import Trace
+from dispatchmon.schema import COLUMN_NAMES, SCHEMA
+from dispatchmon.trace import Range, Trace
 
 _ROWS_AT_ONCE = 4096
+_BATCH_ROWS = 1 << 15
 _CLOSED: dict[str, Any] = {
     "enable_external_access": "false",
     "autoload_known_extensions": "false",
@@ -31,22 +35,31 @@ class Filters:
     """
     Which rows a question is about; the default is all of them.
 
-    `steps` is a half-open range, either end of which may be None. `modules` and `ops` are globs (`*`, `?`, `[…]`,
-    `[!…]`) that match whole names; one of several is enough. A row outside every module matches no module glob.
+    `steps` and `events` are half-open ranges, either end of which may be None. `modules` and `ops` are globs (`*`, `?`,
+    `[…]`, `[!…]`) that match whole names; one of several is enough. A row outside every module matches no module glob.
+    `where` is one SQL expression over the columns of a trace, as DuckDB reads it, already `checked`.
     """
 
-    steps: tuple[int | None, int | None] = (None, None)
+    steps: Range = (None, None)
     modules: tuple[str, ...] = ()
     ops: tuple[str, ...] = ()
     phases: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
+    events: Range = (None, None)
+    where: str | None = None
+
+    @property
+    def ranges(self) -> dict[str, Range]:
+        """The ranges by column; a scan skips the batches that lie outside."""
+        ranges = {"step": self.steps, "event": self.events}
+        return {name: ends for name, ends in ranges.items() if ends != (None, None)}
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns that the filters look at."""
-        used = {"step": any(end is not None for end in self.steps), "module": self.modules, "op": self.ops}
-        used |= {"phase": self.phases, "rank": self.ranks}
-        return tuple(name for name, on in used.items() if on)
+        used = {"module": self.modules, "op": self.ops, "phase": self.phases, "rank": self.ranks}
+        words = set(re.findall(r"\w+", (self.where or "").lower()))
+        return tuple(n for n in COLUMN_NAMES if used.get(n) or n in self.ranges or n in words)
 
     def condition(self) -> tuple[str, dict[str, Any]]:
         """Return the filters as an SQL condition, and the values of its parameters."""
@@ -61,14 +74,37 @@ class Filters:
             if tests:
                 parts.append(f"({' OR '.join(tests)})")
 
-        start, stop = self.steps
-        any_of("step >=", [] if start is None else [start])
-        any_of("step <", [] if stop is None else [stop])
+        for column, (start, stop) in self.ranges.items():
+            any_of(f"{column} >=", [] if start is None else [start])
+            any_of(f"{column} <", [] if stop is None else [stop])
         any_of("module GLOB", self.modules)
         any_of("op GLOB", self.ops)
         any_of("phase =", self.phases)
         any_of("rank =", self.ranks)
+        if self.where is not None:
+            parts.append(f"({self.where}\n)")  # a comment at its end stays one
         return " AND ".join(parts) or "true", values
+
+
+def quoted(column: str) -> str:
+    """Return the name of a column as SQL has it: `offset` is a word of its own there."""
+    return f'"{column}"'
+
+
+def checked(where: str) -> str:
+    """
+    Return a condition that a user has typed, once DuckDB has read it as one expression over the columns of a trace.
+
+    Raises:
+        DispatchmonError: it is none; the message says why.
+    """
+    with duckdb.connect(":memory:", config=_CLOSED) as connection:
+        try:
+            connection.from_arrow(SCHEMA.empty_table()).filter(where)
+        except duckdb.Error as error:
+            problem = " ".join(str(error).partition("\n\nLINE")[0].split())
+            raise DispatchmonError(f"the condition {where!r} is not understood: {problem}") from error
+    return where
 
 
 def query(
@@ -95,11 +131,65 @@ def query(
         NotATraceError: a batch is damaged.
         DispatchmonError: the statement is wrong; the message says where.
     """
-    filters = filters or Filters()
+    with _asked(trace, sql, columns, filters or Filters(), values or {}, on_progress) as (connection, text, given):
+        answer = connection.execute(text, given)
+        keys = [column[0] for column in answer.description]
+        while rows := answer.fetchmany(_ROWS_AT_ONCE):
+            for row in rows:
+                yield dict(zip(keys, row, strict=True))
+
+
+def select(
+    trace: Trace,
+    expressions: Mapping[str, str],
+    filters: Filters,
+    *,
+    on_progress: Callable[[float], None] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """
+    Yield the filtered rows as record batches, with every column of a trace.
+
+    Args:
+        trace: the trace.
+        expressions: SQL that takes the place of single columns, by their names.
+        filters: which rows are asked about.
+        on_progress: as in `query`.
+
+    Raises:
+        NotATraceError, DispatchmonError: as in `query`.
+    """
+    if not expressions and filters == Filters():
+        yield from trace.scan(on_progress=on_progress)
+        return
+    said = ", ".join(f"{expressions.get(name, quoted(name))} AS {quoted(name)}" for name in COLUMN_NAMES)
+    sql = f"SELECT {said} FROM trace"
+    with _asked(trace, sql, COLUMN_NAMES, filters, {}, on_progress) as (connection, text, given):
+        answer = connection.sql(text, params=given)
+        reader = (
+            answer.to_arrow_reader if hasattr(answer, "to_arrow_reader") else answer.fetch_arrow_reader
+        )  # before 1.4
+        for batch in reader(_BATCH_ROWS):
+            arrays = [
+                array if name in expressions else array.cast(SCHEMA.field(name).type)
+                for name, array in zip(COLUMN_NAMES, batch.columns, strict=True)
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, names=list(COLUMN_NAMES))
+
+
+@contextmanager
+def _asked(
+    trace: Trace,
+    sql: str,
+    columns: Iterable[str],
+    filters: Filters,
+    values: Mapping[str, Any],
+    on_progress: Callable[[float], None] | None,
+) -> Iterator[tuple[Any, str, dict[str, Any]]]:
+    """Yield a connection, the whole statement, and its parameters; translate what goes wrong while it answers."""
     condition, filter_values = filters.condition()
     names = list(dict.fromkeys([*columns, *filters.columns])) or ["event"]
     stopped_by: list[BaseException] = []
-    source = trace.scan(names, ranks=filters.ranks or None, on_progress=on_progress)
+    source = trace.scan(names, ranks=filters.ranks or None, within=filters.ranges, on_progress=on_progress)
 
     def batches() -> Iterator[pa.RecordBatch]:
         try:
@@ -110,16 +200,11 @@ def query(
 
     with duckdb.connect(":memory:", config=_CLOSED) as connection:
         connection.register("every_row", pa.RecordBatchReader.from_batches(source.schema, batches()))
+        connection.execute("SET enable_progress_bar = false")  # it would go to stdout, between the data
         connection.execute("SET lock_configuration = true")
         try:
-            answer = connection.execute(
-                f"WITH trace AS NOT MATERIALIZED (SELECT * FROM every_row WHERE {condition}) {sql}",
-                {**filter_values, **(values or {})},
-            )
-            keys = [column[0] for column in answer.description]
-            while rows := answer.fetchmany(_ROWS_AT_ONCE):
-                for row in rows:
-                    yield dict(zip(keys, row, strict=True))
+            text = f"WITH trace AS NOT MATERIALIZED (SELECT * FROM every_row WHERE {condition}) {sql}"
+            yield connection, text, {**filter_values, **values}
         except (duckdb.Error, RuntimeError) as error:
             if stopped_by:
                 raise stopped_by[0] from None

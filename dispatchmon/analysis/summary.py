@@ -200,7 +200,7 @@ def summarize(
     rows = list(
         query(
             trace,
-            _GROUPS.format(by=by, magnitude=_MAGNITUDE, real_only=f"(WHERE {_REAL})", kinds=_KINDS, order=_ORDER[sort]),
+            groups_sql(by, sort),
             (by, *_GROUP_COLUMNS),
             filters,
             values={"top": 2**62 if top is None else top},
@@ -225,6 +225,11 @@ def summarize(
         totals=replace(_picked(Totals, total), groups=groups[0]["groups"] if groups else 0),
         stands_out=StandsOut(_picked(Writes, total), first, largest, total["tensors"], total["without_statistics"]),
     )
+
+
+def groups_sql(by: str, sort: str) -> str:
+    """Return the one aggregation that a summary is made of, over a table `trace`; its parameter `top` cuts the groups."""
+    return _GROUPS.format(by=by, magnitude=_MAGNITUDE, real_only=f"(WHERE {_REAL})", kinds=_KINDS, order=_ORDER[sort])
 
 
 def _first(trace: Trace, kind: str, filters: Filters, condition: str, magnitude: float | None) -> Sighting | None:

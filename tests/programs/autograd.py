@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
-from programs import program
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from programs import program
 
 
 def blocks(inplace):

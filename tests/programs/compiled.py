@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
-from programs import program
 from torch import nn
 from torch.nn.attention.flex_attention import flex_attention
+
+from programs import program
 
 
 class Counted:

@@ -6,10 +6,11 @@ import warnings
 
 import torch
 import torch.nn.functional as F
-from programs import Build
 from torch import nn
 from torch.func import vmap
 from torch.utils.checkpoint import checkpoint
+
+from programs import Build
 
 FAULTS: dict[str, tuple[Build, str]] = {}
 CHANGED = "modified by an inplace operation"

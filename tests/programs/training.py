@@ -8,8 +8,9 @@ import io
 
 import torch
 import torch.nn.functional as F
-from programs import PROGRAMS, Program, program
 from torch import nn
+
+from programs import PROGRAMS, Program, program
 
 
 def trained(model, optimizer, step, steps=3):
@@ -117,7 +118,9 @@ def gan_with_two_optimizers():
         for _ in range(3):
             fake = model["maker"](torch.randn(5, 3))
             for_judge.zero_grad()
-            loss = F.softplus(-model["judge"](torch.randn(5, 4))).mean() + F.softplus(model["judge"](fake.detach())).mean()
+            loss = (
+                F.softplus(-model["judge"](torch.randn(5, 4))).mean() + F.softplus(model["judge"](fake.detach())).mean()
+            )
             loss.backward()
             for_judge.step()
             for_maker.zero_grad()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 
 import torch
-from programs import program
 from torch import nn
 from torch.func import functional_call, functionalize, grad, hessian, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.data import DataLoader, Dataset
+
+from programs import program
 
 
 @program("aten.addmm.default")
@@ -111,7 +112,9 @@ class Wrapped(torch.Tensor):
 
     @staticmethod
     def __new__(cls, inner):
-        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, requires_grad=inner.requires_grad)
+        return torch.Tensor._make_wrapper_subclass(
+            cls, inner.shape, dtype=inner.dtype, requires_grad=inner.requires_grad
+        )
 
     def __init__(self, inner):
         self.inner = inner

@@ -1,0 +1,158 @@
+"""
+`find_nonfinite`: from a trace to the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+
+from dispatchmon.analysis.nonfinite.answer import Largest, Link, NonFinite, Note, Origin, Place
+from dispatchmon.analysis.nonfinite.findings import (
+    ALARM,
+    CLEARED,
+    DELIBERATE,
+    EXTERNAL,
+    HARMLESS,
+    ORIGIN,
+    READ_UNWRITTEN,
+    TURNED,
+    UNWRITTEN,
+    Finding,
+)
+from dispatchmon.analysis.nonfinite.growth import REACH_BACK, growth
+from dispatchmon.analysis.nonfinite.rows import Event, events, events_between, events_by_number, last_touches, survey
+from dispatchmon.analysis.nonfinite.search import Search
+from dispatchmon.analysis.nonfinite.underflow import underflow
+from dispatchmon.analysis.nonfinite.verdicts import settle
+from dispatchmon.analysis.nonfinite.words import Teller
+from dispatchmon.analysis.query import Filters
+from dispatchmon.sentences import figure, operator_at, when
+from dispatchmon.trace import Trace
+
+MOST_GROWTHS = 3  # overflows whose growth is looked up
+
+
+def find_nonfinite(
+    trace: Trace, filters: Filters | None = None, *, on_progress: Callable[[float], None] | None = None
+) -> NonFinite:
+    """
+    Find where the non-finite values of a trace began.
+
+    Args:
+        trace: the trace.
+        filters: which of the findings are wanted, by the place where they began; ranks choose what is read. What led to
+            them and where they went is followed through the whole trace.
+        on_progress: called while reading, with the part that is done, from 0 to 1.
+
+    Raises:
+        NotATraceError: the trace is damaged.
+    """
+    filters = filters or Filters()
+    ranks = [rank for rank in trace.ranks if not filters.ranks or rank in filters.ranks]
+    answers = [_of_rank(trace, rank, filters, on_progress) for rank in ranks]
+    key = lambda each: (each.step, each.event, each.rank)  # noqa: E731
+    origins = tuple(sorted((o for a in answers for o in a.origins), key=key))
+    return NonFinite(
+        first=origins[0] if origins else None,
+        origins=origins,
+        deliberate=tuple(sorted((d for a in answers for d in a.deliberate), key=key)),
+        uninitialised=tuple(sorted((u for a in answers for u in a.uninitialised), key=key)),
+        notes=tuple(n for a in answers for n in a.notes),
+        largest=max((a.largest for a in answers if a.largest is not None), key=lambda x: x.magnitude, default=None),
+        tensors=sum(a.tensors for a in answers),
+        unmeasured=sum(a.unmeasured for a in answers),
+        ranks=tuple(ranks),
+    )
+
+
+def search(trace: Trace, rank: int, on_progress: Callable[[float], None] | None = None) -> Search:
+    """Follow every non-finite value of one rank, and judge where it began."""
+    wanted = survey(trace, rank, on_progress)
+    described = (p for file in trace.files if file.rank == rank for p in file.metadata.get("parameters") or ())
+    found = Search(wanted, frozenset(p["name"] for p in described if isinstance(p, dict) and "name" in p))
+    if wanted.storages:
+        last_touches(trace, rank, wanted)
+        found.run(events(trace, rank, found.followed))
+        settle(found)
+    return found
+
+
+def _of_rank(trace: Trace, rank: int, filters: Filters, on_progress: Callable[[float], None] | None) -> NonFinite:
+    found = search(trace, rank, on_progress)
+    wanted = [f for f in found.findings if f.kind != UNWRITTEN and _matches(f, filters)]
+    looked_up = events_by_number(trace, rank, _needed(found, wanted))
+    teller = Teller(found, rank, looked_up.get)
+    alarms = [f for f in wanted if f.verdict == ALARM and f.kind != READ_UNWRITTEN]
+    alarms.sort(key=lambda f: f.event)
+    overflows = [f for f in alarms if f.kind == ORIGIN and f.what == "inf"][:MOST_GROWTHS]
+    origins = [teller.origin(f, _growth(trace, rank, teller, f) if f in overflows else ()) for f in alarms]
+    notes = [teller.cleared(f) for f in wanted if f.verdict == CLEARED and f.kind in (ORIGIN, EXTERNAL, TURNED)]
+    notes += _about_scaler(found, [f for f in wanted if f.verdict == HARMLESS])
+    notes += underflow(trace, rank, filters)
+    if found.stopped is not None:
+        at = f"event {found.stopped.event}, step {found.stopped.step}"
+        notes.append(
+            Note("not-followed", f"there is more NaN and Inf than is followed; what comes after {at} was not looked at")
+        )
+    largest = found.wanted.largest
+    return NonFinite(
+        origins=tuple(origins),
+        deliberate=tuple(
+            teller.deliberate(f) for f in wanted if f.kind == DELIBERATE and f.verdict != ALARM),
+        uninitialised=tuple(
+            teller.uninitialised(f, f.verdict == ALARM) for f in wanted if f.kind == READ_UNWRITTEN),
+        notes=tuple(notes),
+        largest=None if largest is None else Largest(
+            *teller.parts(largest), magnitude=largest.magnitude or 0.0, dtype=largest.dtype),
+        tensors=found.wanted.tensors,
+        unmeasured=found.wanted.unmeasured,
+    )  # fmt: skip
+
+
+def _matches(found: Finding, filters: Filters) -> bool:
+    row = found.row
+    start, stop = filters.steps
+    return (
+        (start is None or row.step >= start)
+        and (stop is None or row.step < stop)
+        and (not filters.modules or any(row.module is not None and fnmatchcase(row.module, g) for g in filters.modules))
+        and (not filters.ops or any(fnmatchcase(row.op, g) for g in filters.ops))
+        and (not filters.phases or row.phase in filters.phases)
+    )
+
+
+def _needed(found: Search, wanted: list[Finding]) -> set[int]:
+    """Numbers of the events that the answer speaks of and the search did not keep."""
+    numbers = {f.row.forward_event for f in wanted if f.row.forward_event is not None}
+    numbers |= {n for f in wanted for n in f.cleared_by[:1]} | {f.event for f in wanted}
+    numbers |= {at for f in found.findings for at, _ in f.spread.values()}
+    return numbers - set(found.events)
+
+
+def _growth(trace: Trace, rank: int, teller: Teller, found: Finding) -> tuple[Link, ...]:
+    overflow = teller.event(found.event)
+    if overflow is None:
+        return ()
+    before = events_between(trace, rank, found.event - REACH_BACK, found.event)
+    links = []
+    for row in growth(overflow, before):
+        message = f"{operator_at(row.op, row.module)} made values up to {figure(row.magnitude or 0.0)} "
+        links.append(Link(*teller.parts(row), message=message + when(row.source, row.step, row.phase)))
+    return tuple(links) if len(links) > 1 else ()
+
+
+def _about_scaler(found: Search, harmless: list[Finding]) -> list[Note]:
+    skipped = sum(on for _, on in found.scaler)
+    if not skipped:
+        return []
+    text = f"GradScaler skipped {skipped} of {len(found.scaler)} steps on purpose: their scaled gradients overflowed"
+    place = None
+    if harmless:
+        row = min(harmless, key=lambda f: f.event).row
+        place = Place(row.event, 0, row.step, row.phase, row.op, row.module, row.source)
+        text += f", first in {operator_at(row.op, row.module)} {when(row.source, row.step, row.phase)}"
+    return [Note("skipped-steps", text, place)]
+
+
+__all__ = ["Event", "Origin", "find_nonfinite", "search"]

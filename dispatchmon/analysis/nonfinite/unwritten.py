@@ -1,0 +1,159 @@
+"""
+Memory that is not written yet: which elements of an `empty` tensor have been written, who reads the others, and what their
+values reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from dispatchmon.analysis.nonfinite.behaviour import Behaviour, of_argument
+from dispatchmon.analysis.nonfinite.memory import Memory, span, view
+from dispatchmon.analysis.nonfinite.rows import FINITE_MAX, Event, Row
+from dispatchmon.cells import Mask
+
+MOST_ELEMENTS = 50_000_000  # of an allocation that is followed
+
+
+@dataclass
+class Fresh:
+    """Memory that was allocated and not filled: its allocator, and which elements have been written since."""
+
+    allocator: Row
+    cells: Mask
+
+
+class UnwrittenMemory:
+    """Follows the elements of memory that was allocated unwritten."""
+
+    def __init__(self, found: Callable[[Row, Row, float], int], follow: Callable[[int], None]) -> None:
+        self.found, self.follow = found, follow
+        self.fresh: dict[int, Fresh] = {}
+        self.tainted = Memory()  # values that unwritten elements had a part in
+        self.left: set[int] = set()  # findings whose values left for Python: `item`
+
+    def unwritten(self, row: Row) -> tuple[Row, Mask] | None:
+        """The allocator of a tensor's memory, and which elements nobody has written; None if all are."""
+        known = self.fresh.get(row.storage if row.storage is not None else -1)
+        if known is None or not row.placed or not row.numel or span(row)[1] > known.cells.size:
+            return None
+        missing = ~view(known.cells, row)
+        return (known.allocator, missing) if missing.any() else None
+
+    def event(self, event: Event, b: Behaviour | None, used: list[Row]) -> None:
+        """Follow one event that is not a view."""
+        op, outs = event.first.op, event.outputs
+        moves = (b is not None and b.moves) or op.startswith("aten._to_copy")
+        single = sum(row.is_float for row in used) == 1
+        taint: set[int] = set()
+        for row in used:
+            argument = of_argument(b, row.arg)
+            known = set(self.tainted.read(row, np.ones(row.shape or (), bool)))
+            if known and not (moves and argument.ignores):
+                taint |= known
+                if "_local_scalar" in op:
+                    self.left |= known
+            if b is not None and argument.kept:
+                continue
+            missing = self.unwritten(row)
+            if missing is None:
+                continue
+            allocator, absent = missing
+            if moves:
+                self.moved(event, row, allocator, ~absent, single)
+            else:
+                taint.add(self.found(allocator, row, 1.0 - float(absent.mean())))
+        for out in outs:
+            self.result(event, b, out, used, taint, moves and single)
+
+    def moved(self, event: Event, row: Row, allocator: Row, written: Mask, single: bool) -> None:
+        """Unwritten elements were only moved: where they are now is as unwritten."""
+        op = event.first.op
+        for out in event.outputs:
+            if op.startswith(("aten.cat.", "aten.stack.")):
+                self.joined(event, allocator, out, row, written)
+            elif single and out.numel == row.numel and out.stride is not None and out.storage != row.storage:
+                self.allocate(allocator, out, written)
+            elif single and not written.any():
+                self.allocate(allocator, out, None)
+
+    def result(
+        self, event: Event, b: Behaviour | None, out: Row, used: list[Row], taint: set[int], moved: bool
+    ) -> None:
+        """What a result's memory holds now."""
+        storage = out.storage
+        if storage is None:
+            return
+        if taint and out.is_float:
+            everywhere = np.ones(out.shape or (), bool)
+            self.tainted.write(out, dict.fromkeys(taint, everywhere))
+            self.follow(storage)
+        elif out.written or storage in self.tainted.storages:
+            self.tainted.write(out, {})
+        if event.allocates:
+            if out.is_float and out.placed:
+                self.allocate(event.first if not out.written else out, out, self.kept_by_resize(event, out))
+            return
+        known = self.fresh.get(storage)
+        if known is None or not out.written or not out.placed or not out.numel:
+            return
+        if moved and any(row.storage in self.fresh and row.storage != storage for row in used):
+            return
+        if b is not None and b.view and "set_" in event.first.op:
+            return
+        if span(out)[1] <= known.cells.size:
+            view(known.cells, out)[...] = True
+        if known.cells.all():
+            del self.fresh[storage]
+
+    def kept_by_resize(self, event: Event, out: Row) -> Mask | None:
+        """`resize_` keeps what there was: only the elements that were added are unwritten."""
+        before = next((row for row in event.inputs if out.written and row.storage == out.storage), None)
+        if before is None or not before.numel or out.shape is None:
+            return None
+        cells = np.zeros(span(out)[1], bool)
+        known = self.fresh.get(out.storage if out.storage is not None else -1)
+        kept = min(span(before)[1], len(cells))
+        cells[:kept] = True if known is None else known.cells[:kept]
+        return view(cells, out).copy()
+
+    def joined(self, event: Event, allocator: Row, out: Row, part: Row, written: Mask) -> None:
+        """`cat` and `stack`: the unwritten elements keep their place along the dimension."""
+        parts, shape = [r for r in event.inputs if r.shape != (0,)], out.shape
+        dim = event.arguments.get("dim", 0)
+        at = next((i for i, each in enumerate(parts) if each is part), None)
+        if shape is None or not isinstance(dim, int) or at is None or not shape:
+            return
+        dim %= len(shape)
+        if event.first.op.startswith("aten.stack"):
+            widths, written = [1] * len(parts), np.expand_dims(written, dim)
+        else:
+            widths = [each.shape[dim] if each.shape else 0 for each in parts]
+        known = self.fresh.get(out.storage if out.storage is not None else -1)
+        cells = np.ones(shape, bool) if known is None else view(known.cells, out).copy()
+        start = sum(widths[:at])
+        place = cells[(slice(None),) * dim + (slice(start, start + widths[at]),)]
+        if place.shape == written.shape:
+            place[...] = written
+            self.allocate(allocator, out, cells)
+
+    def allocate(self, allocator: Row, row: Row, written: Mask | None) -> None:
+        """From here on a tensor's memory is unwritten, but for these elements."""
+        size = span(row)[1]
+        if not row.numel or size > MOST_ELEMENTS or row.storage is None or not FINITE_MAX.get(row.dtype or ""):
+            return
+        cells = np.zeros(size, bool)
+        if written is not None:
+            view(cells, row)[...] = written.reshape(row.shape)
+            if view(cells, row).all():
+                self.fresh.pop(row.storage, None)
+                return
+        self.fresh[row.storage] = Fresh(allocator, cells)
+        self.follow(row.storage)
+
+    def forget(self, storage: int) -> None:
+        """Nobody will look at this storage again."""
+        self.fresh.pop(storage, None)

@@ -1,0 +1,104 @@
+"""
+Which findings matter: those whose elements reach a loss, a gradient, a parameter, a buffer, an optimizer's state, or an end
+that nobody reads any more. Skipped steps of a GradScaler do not.
+"""
+
+from __future__ import annotations
+
+from dispatchmon.analysis.nonfinite.findings import (
+    ALARM,
+    CLEARED,
+    CONSUMED,
+    DELIBERATE,
+    EXTERNAL,
+    HARMLESS,
+    ORIGIN,
+    READ_UNWRITTEN,
+    TURNED,
+    UNWRITTEN,
+    Finding,
+)
+from dispatchmon.analysis.nonfinite.rows import FINITE_MAX
+from dispatchmon.analysis.nonfinite.search import Search
+
+SKIPPED_IN_A_ROW = 19  # steps that a GradScaler may skip while it looks for its scale (65536 * 2**4 down to 1)
+SINKS = frozenset({"loss", "gradient", "parameter", "buffer", "state"})
+
+
+def settle(search: Search) -> None:
+    """Give every finding its verdict."""
+    streak = longest = 0
+    for _, skipped in search.scaler:
+        streak = streak + 1 if skipped else 0
+        longest = max(longest, streak)
+    scale_is_fine = longest <= SKIPPED_IN_A_ROW and min(search.scales, default=2.0) >= 1
+    harmful: set[int] = set()
+    for found in sorted(search.findings, key=lambda f: f.event, reverse=True):
+        if found.kind == READ_UNWRITTEN:
+            found.verdict = ALARM if unwritten_matters(search, found) else CLEARED
+            continue
+        if found.kind == UNWRITTEN:
+            continue
+        for storage, event in found.ends.items():
+            if search.last_read.get(storage, -1) <= event and search.last_write.get(storage, event) == event:
+                found.spread.setdefault("end", (event, None))
+        serious = set(found.spread)
+        if found.kind in (DELIBERATE, EXTERNAL):
+            if found.what == "inf":
+                serious -= {"end", "parameter", "buffer"}
+            elif not found.arithmetic:
+                serious = set()
+        if scale_is_fine and is_scaled(search, found) and not serious & {"loss", "parameter", "buffer", "state"}:
+            found.verdict = HARMLESS
+        elif serious:
+            found.verdict = ALARM
+        elif found.became & harmful:
+            alarming = found.kind == ORIGIN or found.kind == EXTERNAL and found.what == "nan"
+            found.verdict = ALARM if alarming or found.kind == TURNED else CONSUMED
+        else:
+            found.verdict = CONSUMED if found.kind == DELIBERATE else CLEARED
+        if found.verdict == ALARM:
+            harmful.add(found.number)
+
+
+def unwritten_matters(search: Search, found: Finding) -> bool:
+    """Whether what unwritten memory held had a part in a named value or in one that nobody reads any more."""
+    unwritten = search.unwritten
+    return found.number in unwritten.left or any(
+        storage in search.names or search.last_read.get(storage, -1) <= search.last_write.get(storage, 0)
+        for storage, known in unwritten.tainted.storages.items()
+        if found.number in known.cells or found.number in known.whole
+    )
+
+
+def ancestors(search: Search, found: Finding) -> set[int]:
+    """The findings that it was made of, and those that these were made of."""
+    known: set[int] = set()
+    todo = list(found.causes)
+    while todo:
+        cause = todo.pop()
+        if cause not in known:
+            known.add(cause)
+            todo += search.findings[cause].causes
+    return known
+
+
+def is_scaled(search: Search, found: Finding) -> bool:
+    """
+    Whether it is the overflow of a scaled gradient, which GradScaler met afterwards and skipped the step for.
+
+    Nothing in forward may have a part in it.
+    """
+    if found.kind == TURNED:
+        roots = [search.findings[n] for n in ancestors(search, found)]
+        roots = [root for root in roots if root.kind != TURNED]
+        return any(root.kind == ORIGIN for root in roots) and all(
+            root.kind == DELIBERATE or is_scaled(search, root) for root in roots
+        )
+    if not any(event > found.event and skipped for event, skipped in search.scaler):
+        return False
+    if found.row.phase not in ("backward", "recompute") or found.what == "nan" or found.kind != ORIGIN:
+        return False
+    event = search.events.get(found.event)
+    near = max((row.magnitude or 0.0 for row in event.rows), default=0.0) if event is not None else 0.0
+    return near >= FINITE_MAX.get(found.row.dtype or "", 1.0) / 4096

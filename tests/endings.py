@@ -1,0 +1,260 @@
+"""
+Programs that record and then end in some way, each in a forked child, so that torch is imported once.
+
+    python endings.py FOLDER NAME...
+    python endings.py FOLDER kill HOW_MANY
+
+Each child writes FOLDER/NAME.arrow and what it says to FOLDER/NAME.txt; its exit status goes to stdout as JSON.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch._dynamo  # otherwise each child would import it with its first operator
+
+from dispatchmon import DispatchMonitor, mode
+from dispatchmon.batches import Converter
+from dispatchmon.sink import Sink
+
+torch.set_num_threads(1)
+STEPS = 120
+monitors = []
+
+
+def train(path, between=lambda step: None, enter=True, **settings):
+    """Record STEPS steps of three operators each, in batches of about 100 rows, with `between` after each step."""
+    x = torch.ones(8)
+    monitor = DispatchMonitor(None, path, quiet=True, **settings)
+    monitors.append(monitor)
+    if not enter:
+        monitor.__enter__()
+        steps(monitor, x, between)
+        return
+    with monitor:
+        steps(monitor, x, between)
+    print("error", type(monitor.error).__name__)
+
+
+def steps(monitor, x, between):
+    for step in range(STEPS):
+        x.mul(2).add(step)
+        x.neg_()
+        between(step)
+        monitor.step()
+    print("trained")
+
+
+def at(step, action):
+    return lambda now: action() if now == step else None
+
+
+def settle():
+    """Until the thread has written what it was given."""
+    time.sleep(0.3)
+
+
+def kill_self(how):
+    settle()
+    os.kill(os.getpid(), how)
+
+
+def plain(path):
+    train(path)
+
+
+def sigterm(path):
+    train(path, at(30, lambda: kill_self(signal.SIGTERM)))
+
+
+def sigterm_with_handler(path):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+    train(path, at(30, lambda: kill_self(signal.SIGTERM)))
+
+
+def sys_exit(path):
+    train(path, at(30, lambda: sys.exit(4)))
+
+
+def exception(path):
+    train(path, at(30, lambda: 1 / 0))
+
+
+def interrupt(path):
+    train(path, at(30, lambda: kill_self(signal.SIGINT)))
+
+
+def os_exit(path):
+    train(path, at(30, lambda: (settle(), os._exit(5))))
+
+
+def left_open(path):
+    train(path, enter=False)
+
+
+def converter_crash(path):
+    convert = Converter.convert
+
+    def failing(self, batch):
+        if batch.number == 2:
+            raise RuntimeError("boom")
+        return convert(self, batch)
+
+    Converter.convert = failing
+    train(path, lambda _: time.sleep(0.01))
+
+
+def thread_death(path):
+    Sink.next_batch = lambda self: sys.exit("the thread is gone")
+    train(path, lambda _: time.sleep(0.01))
+
+
+def file_size_limit(path):
+    train(path, at(5, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (70_000, resource.RLIM_INFINITY))))
+
+
+def torn_batch(path):
+    """The disk fills although there seemed to be room."""
+    from dispatchmon import writer
+
+    def limit():
+        writer.room_after = lambda number, end: (1 << 40, 0)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (70_000, resource.RLIM_INFINITY))
+
+    train(path, at(5, limit))
+
+
+def disk_full(path):
+    small = path.parent / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=72k", "none", str(small)], check=True)
+    train(small / path.name)
+    path.write_bytes((small / path.name).read_bytes())
+
+
+def deleted(path):
+    train(path, at(20, lambda: (settle(), path.unlink())))
+
+
+def folder_deleted(path):
+    inner = path.parent / "inner"
+
+    def delete():
+        settle()
+        (inner / path.name).unlink()
+        inner.rmdir()
+
+    train(inner / path.name, at(20, delete))
+
+
+def fork_and_exit(path):
+    """A child that ends as Python ends must leave the file alone, also while the parent's thread is writing."""
+
+    def fork(step):
+        if step % 40 == 0 and (pid := os.fork()) == 0:
+            torch.ones(3).add(1)
+            raise SystemExit(0)
+        if step % 40 == 0:
+            print("child", os.waitpid(pid, 0)[1])
+
+    train(path, fork)
+
+
+def fork_and_train(path):
+    """A child that goes on in the block, and leaves it."""
+    pids = []
+
+    def fork(step):
+        if step == 10:
+            pids.append(os.fork())
+
+    train(path, fork)
+    if pids[0] == 0:
+        os._exit(0)
+    print("child", os.waitpid(pids[0], 0)[1])
+
+
+def record_in_worker(queue):
+    queue.put(float(torch.ones(3).add(1).sum()))
+
+
+def fork_worker(path):
+    context = multiprocessing.get_context("fork")
+
+    def work(step):
+        if step == 10:
+            queue = context.SimpleQueue()
+            process = context.Process(target=record_in_worker, args=(queue,))
+            process.start()
+            print("child", queue.get())
+            process.join()
+
+    train(path, work)
+
+
+def flight_recorder_killed(path):
+    train(path, lambda step: kill_self(signal.SIGKILL) if step == 30 else time.sleep(0.01), keep_last=5)
+
+
+def kill_children(folder, how_many):
+    """
+    Kill children at random times, also before their first operator and inside an operator.
+
+    For each, the JSON has the time of its death, and of each step the time at which it had ended.
+    """
+    chance, found = random.Random(0), []
+    mode.BATCH_ROWS = 2000
+    for i in range(how_many):
+        log = mmap.mmap(-1, 8 * 100_000)
+        if (pid := os.fork()) == 0:
+            ended, x = memoryview(log).cast("q"), torch.ones(8)
+            with DispatchMonitor(None, folder / f"{i}.arrow", quiet=True) as monitor:
+                for step in range(100_000):
+                    x.mul(step).add_(1)
+                    if step % 300 == 299:
+                        time.sleep(0.05)
+                    monitor.step()
+                    ended[step] = time.perf_counter_ns()
+        time.sleep(chance.uniform(0.05, 0.7))
+        killed = time.perf_counter_ns()
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        times = list(memoryview(log).cast("q"))
+        found.append({"killed": killed, "ended": times[: times.index(0)]})
+    print(json.dumps(found))
+
+
+def main(folder, names):
+    mode.BATCH_ROWS = 100
+    mode.BATCH_NS = 100_000_000
+    if names[0] == "kill":
+        kill_children(folder, int(names[1]))
+        return
+    statuses = {}
+    for name in names:
+        if (pid := os.fork()) == 0:
+            out = os.open(folder / f"{name}.txt", os.O_WRONLY | os.O_CREAT)
+            os.dup2(out, 1)
+            os.dup2(out, 2)
+            signal.alarm(60)
+            globals()[name](folder / f"{name}.arrow")
+            return
+        _, statuses[name] = os.waitpid(pid, 0)
+    print(json.dumps({name: os.waitstatus_to_exitcode(status) for name, status in statuses.items()}))
+
+
+if __name__ == "__main__":
+    ctypes.CDLL(None).unshare(0x00020000)  # mounts of ours are nobody else's
+    main(Path(sys.argv[1]), sys.argv[2:])

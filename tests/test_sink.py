@@ -1,0 +1,258 @@
+"""
+What a trace holds when the process, the disk or the sink's own thread fails, and that training never notices.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from dispatchmon import DispatchMonitor, mode
+from dispatchmon.sink import QUEUED
+from dispatchmon.trace import open_trace
+from dispatchmon.writer import TraceWriter
+
+PROGRAM = str(Path(__file__).parent / "endings.py")
+STATUSES = {
+    "plain": 0,
+    "sigterm": -15,
+    "sigterm_with_handler": 3,
+    "sys_exit": 4,
+    "exception": 1,
+    "interrupt": -2,
+    "os_exit": 5,
+    "left_open": 0,
+    "converter_crash": 0,
+    "thread_death": 0,
+    "file_size_limit": 0,
+    "torn_batch": 0,
+    "deleted": 0,
+    "folder_deleted": 0,
+    "fork_and_exit": 0,
+    "fork_and_train": 0,
+    "fork_worker": 0,
+    "flight_recorder_killed": -9,
+}
+
+
+def run_program(*arguments):
+    done = subprocess.run([sys.executable, PROGRAM, *map(str, arguments)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def endings(tmp_path_factory):
+    """A folder with the trace and the output of every program, and their exit statuses."""
+    folder = tmp_path_factory.mktemp("endings")
+    return folder, run_program(folder, *STATUSES)
+
+
+def read(path):
+    """What a reader is told, and the steps of the rows; the events are numbered without a gap."""
+    trace = open_trace(path)
+    rows = trace.scan(["event", "step"]).read_all()
+    events = sorted(set(rows["event"].to_pylist()))
+    assert events == list(range(len(events)))
+    return trace, rows["step"].to_pylist()
+
+
+def test_statuses_are_those_without_a_monitor(endings):
+    """However a program ends, it ends with the status that it chose."""
+    assert endings[1] == STATUSES
+
+
+@pytest.mark.parametrize(
+    ("name", "last_step", "warning"),
+    [
+        ("plain", 119, None),
+        ("sys_exit", 30, "is incomplete: SystemExit in the training loop"),
+        ("sigterm_with_handler", 30, "is incomplete: SystemExit in the training loop"),
+        ("exception", 30, "is incomplete: ZeroDivisionError in the training loop"),
+        ("interrupt", 30, "is incomplete: KeyboardInterrupt in the training loop"),
+        ("left_open", 119, "is incomplete: the program ended while the monitor was open"),
+        ("sigterm", 30, "was not closed (the process was killed?): read 186 rows up to the cut"),
+        ("os_exit", 30, "was not closed (the process was killed?): read 186 rows up to the cut"),
+    ],
+)
+def test_every_ending_leaves_all_steps_or_says_why(endings, name, last_step, warning):
+    """All that was recorded is there; unless the program ended as planned, the reader is told how it did not."""
+    trace, steps = read(endings[0] / f"{name}.arrow")
+    assert (len(steps), steps[-1]) == (6 * (last_step + 1), last_step)
+    assert trace.warnings == (() if warning is None else (f"{name}.arrow {warning}",))
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "cause", "reason"),
+    [
+        ("file_size_limit", "OSError", "cannot be written: [Errno 27] File too large",
+         "is incomplete: OSError: [Errno 27] File too large"),
+        ("torn_batch", "OSError", "cannot be written: [Errno 27] Error writing bytes to file. Detail: [errno 27] File too large",
+         "was not closed (OSError: [Errno 27] Error writing bytes to file. Detail: [errno 27] File too large): read"),
+        ("converter_crash", "RuntimeError", "was given up after an error: RuntimeError('boom')", "is incomplete: RuntimeError: boom"),
+        ("thread_death", "SystemExit", "was given up after an error: SystemExit('the thread is gone')",
+         "is incomplete: SystemExit: the thread is gone"),
+    ],
+)  # fmt: skip
+def test_a_failure_is_said_once_and_training_goes_on(endings, name, error, cause, reason):
+    """One warning names the cause, the trace names it too, what was written can be read, and the loop ran to its end."""
+    folder = endings[0]
+    said = (folder / f"{name}.txt").read_text()
+    assert said.count("RuntimeWarning") == 1
+    assert f"RuntimeWarning: dispatchmon stopped recording: {folder / name}.arrow {cause}\n" in said
+    assert said.endswith(f"error {error}\n")
+    assert "trained\n" in said
+    trace, steps = read(folder / f"{name}.arrow")
+    assert not trace.complete
+    assert trace.warnings[0].startswith(f"{name}.arrow {reason}")
+    assert trace.rows == len(steps)
+    first, last = (re.search(rf"(\d+) {words}", trace.warnings[1]) for words in ("operators that", "steps after"))
+    last_step = steps[-1] if steps else -1
+    assert int(last[1]) == 119 - last_step
+    assert name == "thread_death" or int(first[1]) > 0
+
+
+@pytest.mark.parametrize("name", ["file_size_limit", "converter_crash"])
+def test_a_trace_that_failed_is_closed_for_every_reader(endings, name):
+    """The room for the end of the file was kept free: other tools open it too."""
+    import polars
+
+    steps = read(endings[0] / f"{name}.arrow")[1]
+    assert polars.read_ipc(endings[0] / f"{name}.arrow").height == len(steps) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "place"), [("deleted", "{0}/deleted"), ("folder_deleted", "{0}/inner/folder_deleted")]
+)
+def test_a_file_that_is_deleted_is_noticed(endings, name, place):
+    """Writing to a deleted file raises nothing, so it is looked for: one warning, and training goes on."""
+    said = (endings[0] / f"{name}.txt").read_text()
+    path = place.format(endings[0])
+    warning = f"dispatchmon stopped recording: {path}.arrow cannot be written: [Errno 2] it was deleted or replaced\n"
+    assert said.count("RuntimeWarning") == 1
+    assert warning in said
+    assert said.endswith("error FileNotFoundError\n")
+
+
+@pytest.mark.parametrize("name", ["fork_and_exit", "fork_and_train", "fork_worker"])
+def test_a_forked_child_leaves_the_file_alone(endings, name):
+    """Children that exit, that go on in the block, or that work for a loader add nothing and break nothing."""
+    trace, steps = read(endings[0] / f"{name}.arrow")
+    assert (trace.warnings, len(steps), steps[-1]) == ((), 720, 119)
+    assert re.search(r"^child (0|6\.0)$", (endings[0] / f"{name}.txt").read_text(), re.MULTILINE)
+
+
+def test_a_killed_flight_recorder_is_read_from_its_folder(endings):
+    """The parts that were not yet joined are read in the place of the file."""
+    trace = open_trace(endings[0] / "flight_recorder_killed.arrow")
+    steps = trace.scan(["step"]).read_all()["step"].to_pylist()
+    assert trace.warnings == (
+        f"flight_recorder_killed.arrow was not closed (the process was killed?): read {len(steps)} rows "
+        "from .flight_recorder_killed.arrow.parts",
+    )
+    assert set(steps) >= {26, 27, 28, 29, 30}
+    assert len(steps) < 186
+
+
+def check_kills(tmp_path, how_many):
+    """After each kill all whole batches can be read, and steps that ended an interval and a grace earlier are there."""
+    interval, grace = 100_000_000, 400_000_000  # the grace is for a busy machine: to convert and write takes its time
+    lost = []
+    for i, child in enumerate(run_program(tmp_path, "kill", how_many)):
+        path = tmp_path / f"{i}.arrow"
+        if not child["ended"] and not (path.exists() and path.stat().st_size):
+            continue  # killed before the file was there
+        _, steps = read(path)
+        last = steps[-1] if steps else -1
+        first_lost = child["ended"][last + 1] if last + 1 < len(child["ended"]) else child["killed"]
+        lost.append(child["killed"] - first_lost)
+    assert len(lost) > how_many // 2
+    assert max(lost) <= interval + grace
+    return lost
+
+
+def test_killed_at_any_moment_loses_at_most_one_interval(tmp_path):
+    """Of eight programs killed at random times every batch is readable, up to one flush interval before the end."""
+    check_kills(tmp_path, 8)
+
+
+@pytest.mark.slow
+def test_fifty_kills(tmp_path):
+    """The same fifty times."""
+    check_kills(tmp_path, 50)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk")
+def test_a_full_disk(tmp_path):
+    """On a disk of 72 kB the trace holds what fitted, is closed, and says why there is no more."""
+    probe = [sys.executable, "-c", "import ctypes, os, sys; sys.exit(ctypes.CDLL(None).unshare(0x20000) != 0)"]
+    if subprocess.run(probe, check=False).returncode:
+        pytest.skip("may not mount here")
+    run_program(tmp_path, "disk_full")
+    said = (tmp_path / "disk_full.txt").read_text()
+    assert said.count("disk_full.arrow cannot be written: [Errno 28] No space left on device\n") == 1
+    assert said.endswith("error OSError\n")
+    trace, steps = read(tmp_path / "disk_full.arrow")
+    assert trace.warnings[0] == "disk_full.arrow is incomplete: OSError: [Errno 28] No space left on device"
+    assert 100 < len(steps) == trace.files[0].closing["rows"] < 720
+
+
+def test_the_loop_waits_for_a_slow_disk(tmp_path, monkeypatch):
+    """No more than the queue's batches are in memory, the loop waits for the disk, and the statement says how long."""
+    monkeypatch.setattr(mode, "BATCH_ROWS", 20)
+    write = TraceWriter.write
+
+    def slowly(self, batch):
+        time.sleep(0.02)
+        write(self, batch)
+
+    monkeypatch.setattr(TraceWriter, "write", slowly)
+    x, waiting = torch.ones(2), []
+    with DispatchMonitor(None, tmp_path / "trace.arrow", quiet=True) as monitor:
+        for _ in range(300):
+            x.add(1)
+            waiting.append(monitor._recording.sink.queue.qsize())
+    trace = open_trace(tmp_path / "trace.arrow")
+    batches = trace.files[0].batches - 2  # the first and the last are empty
+    assert max(waiting) <= QUEUED
+    assert (trace.rows, trace.complete) == (600, True)
+    assert trace.files[0].closing["wait_ns"] > (batches - QUEUED - 4) * 20_000_000 > 100_000_000
+
+
+def test_max_bytes_stops_and_says_so(tmp_path, monkeypatch, capfd):
+    """The trace stays below the size, closed, and says at which step it stopped; the closing line says it too."""
+    monkeypatch.setattr(mode, "BATCH_ROWS", 200)
+    path, x = tmp_path / "trace.arrow", torch.ones(2)
+    with DispatchMonitor(None, path, max_bytes=60_000) as monitor:
+        for i in range(2000):
+            x.add(i)
+            monitor.step()
+    assert monitor.error is None
+    assert 30_000 < path.stat().st_size <= 60_000 + 10_000  # the footer and the closing statement
+    trace, steps = read(path)
+    reason = f"max_bytes=60000 was reached in step {steps[-1]}"
+    assert trace.warnings[0] == f"trace.arrow is incomplete: {reason}"
+    assert f"{1999 - steps[-1]} steps after recording stopped" in trace.warnings[1]
+    assert f"no NaN or Inf; recording stopped: {reason}. Next: " in capfd.readouterr().err
+
+
+def test_unwritable_while_open_is_the_same_error_as_at_the_end(tmp_path, monkeypatch):
+    """`monitor.error` is there as soon as it is known, and stays."""
+    monkeypatch.setattr(mode, "BATCH_ROWS", 20)
+    path, x = tmp_path / "trace.arrow", torch.ones(2)
+    monitor = DispatchMonitor(None, path, quiet=True)
+    with pytest.warns(RuntimeWarning, match="it was deleted or replaced") as caught, monitor:  # noqa: PT031
+        path.unlink()
+        while monitor.error is None:
+            x.add(1)
+        first = monitor.error
+    assert monitor.error is first
+    assert len(caught) == 1
