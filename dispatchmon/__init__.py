@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from dispatchmon.errors import (
     AlertError,
     DispatchmonError,
+    HazardError,
     MonitorStateError,
     NonFiniteError,
     NotATraceError,
@@ -37,6 +38,7 @@ __all__ = [
     "AlertError",
     "DispatchMonitor",
     "DispatchmonError",
+    "HazardError",
     "MonitorStateError",
     "NonFiniteError",
     "NotATraceError",

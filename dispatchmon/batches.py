@@ -47,6 +47,7 @@ class Batch:
         default_factory=list
     )  # event, event before, event after, storage
     cells: dict[int, bytes] = field(default_factory=dict)  # by slot: where non-finite elements lie
+    hazards: dict[int, tuple[int, int]] = field(default_factory=dict)  # by event: event that wrote, event of the victim
 
 
 class Column:
@@ -78,6 +79,7 @@ class Tally:
     events: int = 0
     rows: int = 0
     writes: int = 0
+    hazards: int = 0  # findings of the audit
     undeclared: int = 0  # values that changed though no operator wrote them
     values: int = 0  # rows that show a tensor
     skipped: dict[str, int] = field(default_factory=dict)
@@ -121,7 +123,7 @@ class Converter:
                 "shape": Column(pa.list_(i64), lambda g: g[0]),
                 "stride": Column(pa.list_(i64), lambda g: g[1]),
                 "offset": Column(i64, lambda g: g[2]),
-                "dtype": text(lambda g: str(g[3]).removeprefix("torch.")),
+                "dtype": text(lambda g: None if g[3] is None else str(g[3]).removeprefix("torch.")),
                 "numel": Column(i64, lambda g: g[4]),
             },
             "labels": {"device": text(lambda x: x[0]), "named": Column(pa.bool_(), lambda x: bool(x[1]))},
@@ -266,7 +268,7 @@ class Converter:
         arrays = [c if isinstance(c, pa.Array) else pa.array(c) for c in (columns[name] for name in COLUMN_NAMES)]
         result = pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
         self.count(result, event, slot, seen, columns)
-        return result
+        return self.with_hazards(result, row_event, batch.hazards) if batch.hazards else result
 
     @staticmethod
     def digests_of(digests: dict[int, int], n: int) -> pa.Array:
@@ -300,6 +302,22 @@ class Converter:
         return (
             pa.Table.from_batches([batch, pa.RecordBatch.from_pylist(extra, SCHEMA)]).combine_chunks().to_batches()[0]
         )
+
+    def with_hazards(self, batch: pa.RecordBatch, event: Ints, found: dict[int, tuple[int, int]]) -> pa.RecordBatch:
+        """Findings were packed as copies of the events that wrote: say of them what they are."""
+        of_hazard = np.isin(event, list(found))
+        pairs = np.array([found.get(e, (-1, -1)) for e in event.tolist()], np.int64).reshape(-1, 2)
+        columns = {name: batch.column(name) for name in batch.schema.names}
+        mask = pa.array(of_hazard)
+        columns["kind"] = pc.if_else(mask, "hazard", columns["kind"])
+        columns["cause_event"] = pa.array(pairs[:, 0], mask=~of_hazard)
+        victim = pa.array(pairs[:, 1], mask=pairs[:, 1] < 0)
+        columns["forward_event"] = pc.if_else(mask, victim, columns["forward_event"])
+        columns["duration_ns"] = pc.if_else(mask, pa.scalar(None, pa.int64()), columns["duration_ns"])
+        self.tally.hazards += len(found)
+        firsts = pc.and_(mask, pc.not_equal(batch.column("mutation"), "none"))
+        self.tally.writes -= pc.and_(firsts, batch.column("arguments").is_valid()).true_count
+        return pa.RecordBatch.from_arrays([columns[name] for name in COLUMN_NAMES], schema=SCHEMA)
 
     @staticmethod
     def tensorless(event: Ints, rows: Ints) -> Ints:

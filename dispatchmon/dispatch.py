@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from dispatchmon.borders import Borders, in_function
+from dispatchmon.errors import HazardError
 from dispatchmon.module_tracker import FOREIGN_KEY, ModuleTracker
 from dispatchmon.operators import (
     COMPOSITE,
@@ -33,10 +35,13 @@ from dispatchmon.operators import (
     Plans,
 )
 from dispatchmon.records import ACCUMULATE, CALLBACK, EVENT, FOREIGN, LIVE, PASSED_ON, RAISED, RECOMPUTED, ROW
+from dispatchmon.saved_values import ALWAYS, SavedValues, tensors_in
 from dispatchmon.sources import Sources
 from dispatchmon.torch_internals import (
     NOT_NUMBERED,
     call_composite,
+    distributed,
+    gathered_by_fsdp,
     graph_task,
     is_opaque,
     keys_of_the_caller,
@@ -45,7 +50,7 @@ from dispatchmon.torch_internals import (
     running_node,
     version_counters_moving,
 )
-from dispatchmon.values import Values
+from dispatchmon.values import HISTORY, Values
 
 pack_event = EVENT.pack
 # What the operator must find as it is without a mode.
@@ -71,9 +76,12 @@ class RecordingMode(TorchDispatchMode):
         sources: Sources | None,
         phases: frozenset[str],
         flush: Any,
+        saved: SavedValues,
+        borders: Borders,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.plans, self.values, self.tracker, self.sources, self.flush = plans, values, tracker, sources, flush
+        self.saved, self.borders = saved, borders
         self.events = bytearray()
         self.add_event = self.events.extend
         self.event_of = count().__next__
@@ -83,6 +91,8 @@ class RecordingMode(TorchDispatchMode):
         self.full = 1 << 62  # bytes of rows, and a time, at which `flush` is called
         self.deadline = 1 << 62
         self.idle = False  # pass everything through: a step that is not recorded, a forked child, a failed sink
+        self.hazard: HazardError | None = None  # to be raised when the event is complete
+        self.newest_node = 0  # number that the next autograd node will have, as far as is known
         self.nested = 0  # handlers that wait for an inner operator
         self.own_ns = 0  # time in the handler that was not the operator's
         self.left_out = 0  # operators of phases that were not asked for
@@ -105,8 +115,8 @@ class RecordingMode(TorchDispatchMode):
         start = perf_counter_ns()
         try:
             result = func(*args, **kwargs) if kwargs else func(*args)
-        except BaseException:
-            self.ended(plan, pending, start, RAISED)
+        except BaseException as error:
+            self.raised(plan, pending, start, args, kwargs, error)
             raise
         duration = perf_counter_ns() - start
         self.after(plan, pending, args, kwargs, result, start, duration)
@@ -119,8 +129,10 @@ class RecordingMode(TorchDispatchMode):
         event = self.event_of()
         number = next_sequence_number()
         context = tracker.context
-        if graph_task() != -1:
-            node = self.backward_node(running_node())
+        task = graph_task()
+        if task != -1:
+            running = running_node()
+            node = self.backward_node(running)
             if get_ident() != tracker.thread:  # a device's thread, which counts for itself
                 number = -1
         else:
@@ -128,6 +140,8 @@ class RecordingMode(TorchDispatchMode):
             if tracker.optimizing:
                 context = tracker.optimizer_context(frame)
         source = self.sources.line(frame) if self.sources is not None else 0
+        if number > self.newest_node:
+            self.newest_node = self.saved.node_made(self.newest_node, number, event, plan, source)
         if self.filtered:
             values.measuring = values.statistics is not None and plan.measured and (
                 tracker.measured_at(node) if node >= 0 else tracker.measured)  # fmt: skip
@@ -152,7 +166,27 @@ class RecordingMode(TorchDispatchMode):
             arguments = plan.arguments.number_with_scalars(args, kwargs)
         else:
             arguments = plan.arguments.number(args, kwargs) if plan.others else 0
-        return event, arguments, context, number, node, source
+        pending = event, arguments, context, number, node, source
+        if node == LIVE:
+            if values.touched:
+                values.touched = False
+                if not tracker.optimizing:
+                    self.judge(plan, pending, self.borders.reads, plan, event, source, args, kwargs)
+        elif node >= 0:
+            saved = self.saved
+            if node < saved.newest_write and (node != saved.node or task != saved.task):
+                self.judge(plan, pending, saved.node_runs, task, node, running, plan, pending, args)
+        elif FOREIGN < node <= RECOMPUTED:
+            self.judge(plan, pending, self.saved.recomputes, running, pending, plan, args)
+        return pending
+
+    def judge(self, plan: Plan, pending: Pending, judge: Any, *evidence: Any) -> None:
+        """What an operator shows of earlier writes; with `on_hazard="raise"` it does not run."""
+        try:
+            judge(*evidence)
+        except HazardError:
+            self.ended(plan, pending, perf_counter_ns(), RAISED)
+            raise
 
     def after(
         self,
@@ -170,16 +204,8 @@ class RecordingMode(TorchDispatchMode):
         if plan.unready:
             asked = values.measuring, values.reason
             values.measuring, values.reason = False, plan.unready
-        for position, name, argument in plan.writes:
-            tensor = args[position] if position < len(args) else kwargs.get(name) if kwargs else None
-            if isinstance(tensor, Tensor):
-                if plan.moves_values:
-                    values.written(tensor)
-                see(tensor, argument, event)
-            elif tensor is not None:
-                if plan.moves_values:
-                    values.written_all(tensor)
-                values.see_all(tensor, argument, event)
+        if plan.writes:
+            self.writes(plan, pending, args, kwargs)
         node = pending[4]
         if RECOMPUTED < node <= ACCUMULATE:
             self.name_gradient(result, ACCUMULATE - node)
@@ -200,8 +226,60 @@ class RecordingMode(TorchDispatchMode):
         if watch is not None and watch.statistics.nonfinite != watch.seen and not self.nested:
             spoiled = watch.look(values.rows, plan, pending, args, kwargs)
         self.ended(plan, pending, start, duration)
+        if plan.notable and node == LIVE and not self.tracker.optimizing:
+            self.borders.made(plan, result, args, event, frame_of(2))
+        if plan.writes and self.hazard is not None:
+            hazard, self.hazard = self.hazard, None
+            raise hazard
         if spoiled is not None:
             watch.speak(spoiled)
+
+    def writes(self, plan: Plan, pending: Pending, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        """Rows of what was written, and the log of writes."""
+        event, _, _, number, node, _ = pending
+        values, saved, optimizing = self.values, self.saved, self.tracker.optimizing
+        if not optimizing and distributed() and gathered_by_fsdp(frame_of(1)):
+            self.unlogged_writes(plan, event, args, kwargs or {})
+            return
+        forward = node == LIVE and not optimizing
+        function = forward and not torch.is_grad_enabled() and in_function()
+        note = pending, plan, self.tracker.path, number - 1 if function else -1
+        written: list[tuple[Tensor, list[Any]]] = []  # what is to be judged
+        for position, name, argument in plan.writes:
+            tensor = args[position] if position < len(args) else kwargs.get(name) if kwargs else None
+            if isinstance(tensor, Tensor):
+                tag = values.wrote(tensor, argument, event, note)
+                if tag is not None and (forward or tag[HISTORY] is not None):
+                    written.append((tensor, tag))
+            elif tensor is not None:
+                values.wrote_all(tensor, argument, event, note, forward, written)
+        if number > saved.newest_write or number < 0:
+            saved.newest_write = number if number >= 0 else ALWAYS
+        if written and self.phases is None:
+            if forward:
+                saved.wrote(note, written, args)
+            try:
+                self.borders.wrote(note, written, args, forward, function)
+            except HazardError as hazard:
+                self.hazard = hazard
+
+    def unlogged_writes(self, plan: Plan, event: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Rows of writes that give memory the value it had before."""
+        for position, name, argument in plan.writes:
+            tensor = args[position] if position < len(args) else kwargs.get(name)
+            self.values.written_all((tensor,))
+            if isinstance(tensor, Tensor):
+                self.values.see(tensor, argument, event)
+            elif tensor is not None:
+                self.values.see_all(tensor, argument, event)
+
+    def raised(self, plan: Plan, pending: Pending, start: int, args: Any, kwargs: Any, error: BaseException) -> None:
+        """An operator raised: if it could not write, that is a finding."""
+        self.ended(plan, pending, start, RAISED)
+        if plan.writes and "memory location" in str(error):
+            position, name, _ = plan.writes[0]
+            target = next(tensors_in((args[position] if position < len(args) else (kwargs or {}).get(name),)), None)
+            self.borders.blocked(plan, pending, target, str(error))
 
     def ended(self, plan: Plan, pending: Pending, start: int, duration: int) -> None:
         """The event itself."""
@@ -265,9 +343,9 @@ class RecordingMode(TorchDispatchMode):
         try:
             with GUARDS.get(plan.special, nullcontext)():
                 result = func(*args, **kwargs)
-        except BaseException:
+        except BaseException as error:
             self.nested -= 1
-            self.ended(plan, pending, start, RAISED)
+            self.raised(plan, pending, start, args, kwargs, error)
             raise
         duration = perf_counter_ns() - start
         self.nested -= 1
@@ -330,8 +408,13 @@ class RecordingMode(TorchDispatchMode):
                 )
                 written.append((tensor, after_number))
             at -= ROW.size
-        for tensor in moved:
-            self.values.written(tensor)
+        plan = plan._replace(operator=self.plans.liar(func)[0], moves_values=True)
+        note = pending, plan, self.tracker.path, -1
         for tensor, argument in reversed(written):
-            self.values.see(tensor, argument, pending[0])
-        return plan._replace(operator=self.plans.liar(func)[0])
+            self.values.wrote(tensor, argument, pending[0], note)
+        seen = [tensor for tensor, _ in written]
+        for tensor in moved:
+            if not any(tensor is one for one in seen):
+                self.values.written(tensor)
+        self.saved.newest_write = max(self.saved.newest_write, pending[3] if pending[3] >= 0 else ALWAYS)
+        return plan

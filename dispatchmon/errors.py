@@ -8,6 +8,7 @@ The exceptions a user can meet.
      ├── TraceNotFoundError          there is nothing to read at this path
      ├── NotATraceError              the file is not a dispatchmon trace, or is damaged beyond reading
      ├── TraceVersionError           the trace was written by a newer, incompatible dispatchmon
+     ├── HazardError                 a write took a value that somebody needed, and on_hazard="raise"
      ├── NonFiniteError              an operator made a NaN or Inf, and on_nonfinite="raise"
      └── AlertError                  a rule with action="raise" was met
 
@@ -43,6 +44,10 @@ class NotATraceError(DispatchmonError):
 
 class TraceVersionError(DispatchmonError):
     """The trace was written in a format that this version cannot read."""
+
+
+class HazardError(DispatchmonError, RuntimeError):
+    """A write took a value that somebody still needed."""
 
 
 class NonFiniteError(DispatchmonError, ArithmeticError):

@@ -14,6 +14,7 @@ from typing import Any
 
 from dispatchmon.batches import Batch
 from dispatchmon.dispatch import RecordingMode
+from dispatchmon.hazards import Hazards
 from dispatchmon.statistics import Statistics
 from dispatchmon.tables import Tables
 from dispatchmon.values import Values
@@ -22,8 +23,10 @@ from dispatchmon.values import Values
 class Handover:
     """The buffers of one recording, batch after batch."""
 
-    def __init__(self, mode: RecordingMode, values: Values, statistics: Statistics | None, tables: Tables) -> None:
-        self.mode, self.values, self.statistics, self.tables = mode, values, statistics, tables
+    def __init__(
+        self, mode: RecordingMode, values: Values, statistics: Statistics | None, tables: Tables, hazards: Hazards
+    ) -> None:
+        self.mode, self.values, self.statistics, self.tables, self.hazards = mode, values, statistics, tables, hazards
         self.number = 0  # of the batch that is being filled
         self.taking = False
 
@@ -31,12 +34,13 @@ class Handover:
         """What was recorded since the last batch, which is over with this; None if that is nothing."""
         self.taking = True
         batch = None
-        if self.mode.events:
+        if self.mode.events or self.hazards.found:
+            hazards = self.hazards.pack(self.mode.events, self.values.rows, self.mode.event_of)
             digests, undeclared = self.values.take_digests()
             numbered = [(self.mode.event_of(), *found) for found in undeclared]
             events, rows = bytes(self.mode.events), bytes(self.values.rows)
             blocks, cells = self.measured()
-            batch = Batch(self.number, events, rows, blocks, self.tables.take(), digests, numbered, cells)
+            batch = Batch(self.number, events, rows, blocks, self.tables.take(), digests, numbered, cells, hazards)
             self.number += 1
         self.mode.events.clear()
         self.values.rows.clear()

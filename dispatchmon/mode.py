@@ -21,16 +21,21 @@ from torch.optim.optimizer import Optimizer
 
 from dispatchmon.alerts import Alerts, Rule
 from dispatchmon.batches import Converter
+from dispatchmon.blocked import explain_refusal
+from dispatchmon.borders import Borders
 from dispatchmon.dispatch import RecordingMode
 from dispatchmon.errors import MonitorStateError, SettingError, TraceExistsError
 from dispatchmon.event_writer import EventWriter
 from dispatchmon.flight_recorder import FlightRecorder
 from dispatchmon.handover import Handover
+from dispatchmon.hazard_words import NOBODY
+from dispatchmon.hazards import Hazards
 from dispatchmon.module_tracker import ModuleTracker, wrap_while_needed
 from dispatchmon.module_values import ModuleValues, module_types_of
 from dispatchmon.operators import Plans
 from dispatchmon.parameter_values import ParameterValues
 from dispatchmon.records import ROW
+from dispatchmon.saved_values import ALWAYS, MODIFIED, SavedValues
 from dispatchmon.schema import FORMAT_VERSION, PHASES, STATISTICS
 from dispatchmon.settings import Settings, StepPattern, checked
 from dispatchmon.sink import Sink
@@ -76,6 +81,8 @@ class DispatchMonitor:
         source: record the user's line.
         compiled: `"keep"` runs compiled regions compiled and counts what they hide; `"eager"` runs them operator by
             operator, so that every one is seen.
+        on_hazard: what to do when a write is found to have taken a value that somebody needed: `"record"` it, `"warn"`
+            as well, or `"raise"` a `HazardError`.
         verify_values: digest each value when it is made and when it is used, to find writes that no operator declares
             (numpy, ctypes, a custom operator that lies); reads every value twice.
         on_nonfinite: what to do at the first operator that makes a NaN or Inf out of finite values, or a NaN out of Inf:
@@ -114,6 +121,7 @@ class DispatchMonitor:
         training: bool | None = None,
         source: bool = True,
         compiled: str = "keep",
+        on_hazard: str = "record",
         verify_values: bool = False,
         on_nonfinite: str = "record",
         rules: Iterable[Rule] = (),
@@ -142,6 +150,7 @@ class DispatchMonitor:
             source=source,
             training=training,
             compiled=compiled,
+            on_hazard=on_hazard,
             verify_values=verify_values,
             on_nonfinite=on_nonfinite,
             keep_last=keep_last,
@@ -193,6 +202,7 @@ class DispatchMonitor:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if (recording := self._left()) is not None:
+            recording.explain(error)
             recording.close(None if kind is None else f"{kind.__name__} in the training loop")
 
     def _left(self) -> _Recording | None:
@@ -227,9 +237,15 @@ class _Recording:
             self.tracker.training_is = self.training_is
         self.right_mode = settings.training is None or model is None or model.training == settings.training
         self.plans = Plans(self.tables.operators, self.tables.arguments, self.tables.literals, settings.ops)
+        self.hazards = Hazards(self.tables, self.values, self.sources, settings.on_hazard)
+        self.saved = SavedValues(self.values, self.tracker, self.hazards, self.plans.unseen(0, NOBODY))
+        self.borders = Borders(self.values, self.tracker, self.hazards, {} if model is None else owned_by(model))
+        audited = len(settings.phases) == len(PHASES)
+        self.tracker.borders = self.borders if audited else None
         self.mode = RecordingMode(
-            self.plans, self.values, self.tracker, self.sources, frozenset(settings.phases), self.flush
-        )
+            self.plans, self.values, self.tracker, self.sources, frozenset(settings.phases), self.flush,
+            self.saved, self.borders,
+        )  # fmt: skip
         self.mode.full = BATCH_ROWS * ROW.size
         if settings.on_nonfinite != "record" and self.statistics is not None:  # it is asked only by operators
             self.mode.watch = Watch(self.statistics, self.plans, settings.on_nonfinite == "raise", self.catch_up)
@@ -245,7 +261,7 @@ class _Recording:
         self.stance: Any = None  # of torch.compile
         converter = Converter(rank, self.start, settings.stats)
         metadata, keep_last = self.metadata(rank, world_size), settings.keep_last
-        self.handover = Handover(self.mode, self.values, self.statistics, self.tables)
+        self.handover = Handover(self.mode, self.values, self.statistics, self.tables, self.hazards)
         self.sink = Sink(
             TraceWriter(path, metadata) if keep_last is None else FlightRecorder(path, metadata, keep_last),
             converter,
@@ -325,6 +341,22 @@ class _Recording:
         self.step_ended(0)
         self.complain()
 
+    def explain(self, error: BaseException | None) -> None:
+        """The block ends: what autograd raised, and what a model did to its arguments."""
+        if os.getpid() != self.pid or self.tracker.borders is None:
+            return
+        with DisableTorchFunction():
+            self.hazards.action = "record" if error is not None or self.hazards.action == "raise" else "warn"
+            self.borders.judge_arguments()
+            self.hazards.action = "record"
+            if error is None:
+                return
+            explain_refusal(error, self)
+            while error is not None and MODIFIED not in str(error):
+                error = error.__cause__ or error.__context__
+            if error is not None:
+                self.saved.explain(error)
+
     def close(self, reason: str | None) -> None:
         """Take everything off again, also after an exception, and close the file."""
         if os.getpid() != self.pid:
@@ -366,7 +398,7 @@ class _Recording:
             }
         if self.parameters is not None and (updates := self.parameters.updates) is not None:
             reasons["updates of parameters that did not fit into update_bytes"] = updates.left_out
-        return {reason: n for reason, n in reasons.items() if n}
+        return {reason: n for reason, n in reasons.items() if n} | self.saved.unknown
 
     def closing_line(self) -> str:
         tally, closing = self.sink.converter.tally, self.sink.closed
@@ -374,14 +406,17 @@ class _Recording:
         stands_out = "no NaN or Inf" if tally.first_nonfinite is None else first_nonfinite(tally.first_nonfinite)
         if tally.undeclared:
             stands_out = f"{plural(tally.undeclared, 'undeclared write')}, {stands_out}"
+        if tally.hazards:
+            stands_out = f"{plural(tally.hazards, 'hazard')}, {stands_out}"
         if self.sink.stopped:
             stands_out = f"{stands_out}; recording stopped: {self.sink.stopped}"
         what = "operators" if self.settings.record == ("ops",) else "events"
         did = f"{spaced(closing['events'])} {what} in {plural(closing['steps'], 'step')}"
         writes = f"{plural(closing['writes'], 'in-place write')}, " if self.dispatches else ""  # else they are not seen
+        command = "audit" if tally.hazards else "nonfinite" if tally.first_nonfinite is not None else "summarize"
         return (
             f"dispatchmon: {did} to {self.path} ({size / 1e6:.1f} MB), {writes}{stands_out}. "
-            f"Next: dispatchmon summarize {self.path}"
+            f"Next: dispatchmon {command} {self.path}"
         )
 
     def complain(self) -> None:
@@ -443,6 +478,7 @@ class _Recording:
             return
         if self.pauses:
             self.values.new_epoch()
+        self.mode.newest_node = self.saved.resume() if self.tracker.borders is not None else ALWAYS
         self.mode.idle = self.tracker.paused = False
         wrap_while_needed()
         if not self.pushed and self.dispatches:
@@ -506,6 +542,17 @@ class _Recording:
 def described_modules(model: nn.Module) -> list[dict[str, Any]]:
     """The modules of a model, for the metadata of the trace."""
     return [{"name": n, "class": type(m).__name__} for n, m in model.named_modules(remove_duplicate=False)]
+
+
+def owned_by(model: nn.Module) -> dict[str, tuple[weakref.ref[nn.Module], str]]:
+    """(module, key) of the parameters and persistent buffers, by name."""
+    # A weak reference to the parameter itself would make `torch.utils.swap_tensors` refuse it.
+    return {
+        f"{path}.{key}" if path else key: (weakref.ref(module), key)
+        for path, module in model.named_modules(remove_duplicate=False)
+        for key in (*module._parameters, *module._buffers)
+        if key not in module._non_persistent_buffers_set
+    }
 
 
 def described_parameters(model: nn.Module) -> list[dict[str, Any]]:

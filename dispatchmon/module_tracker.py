@@ -96,6 +96,8 @@ class ModuleTracker:
         self.training_is: Callable[[bool], None] = lambda training: None  # called at each outermost call
         self.watches_training = False  # module calls decide whether anything is recorded
         self.paused = False  # this step is not recorded: calls are counted, modules are not noted
+        self.borders: Any = None  # what is told of each call, see borders.py
+        self.failed = 0, 0  # id of the last exception that left a call, context of the innermost such call
         self.handles: list[Any] = []
         self.observer: ModuleValues | None = None  # is told of the calls of the model's modules
 
@@ -183,6 +185,11 @@ class ModuleTracker:
         if not self.stack and not again and known is not None:
             self.outermost_call(module)
         self.stack.append((self.context, self.measured, self.path))
+        if self.borders is not None:
+            if self.paused or again:
+                self.borders.skip()
+            else:
+                self.borders.enter(args, kwargs)
         if self.paused or known is None:
             if self.observer is not None and not self.paused and self.path is not None:
                 self.observer.unowned += 1
@@ -207,7 +214,11 @@ class ModuleTracker:
         """The call is over; `output` is None if it raised."""
         if self.observer is not None:
             self.observer.after(output)
+        if output is None and (error := sys.exc_info()[1]) is not None and self.failed[0] != id(error):
+            self.failed = id(error), self.context
         if self.stack:
+            if self.borders is not None:
+                self.borders.leave(len(self.stack) - 1, output)
             self.return_to(len(self.stack) - 1)
         if module._compiled_call_impl is not None or "_orig_mod" in module._modules:
             self.compiled_calls += 1

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from dispatchmon.operator_effects import CONTAINER, SNAPSHOTS, effects_of
 from dispatchmon.records import IN_FLIGHT, UNREADY, UNTIL_WAIT
 from dispatchmon.tables import Table
 from dispatchmon.torch_internals import moves_version_counters
@@ -96,6 +97,9 @@ class Plan(NamedTuple):
     moves_values: bool  # its writes change memory, not only what a tensor shows
     measured: bool  # `ops` asks for its statistics
     unready: int  # why its results mean nothing yet when it returns (UNREADY, IN_FLIGHT); 0 if they do
+    name: str
+    effects: int  # what it does to memory beyond its writes, see operator_effects.py
+    notable: bool  # its result is noted by the audit: a container that was made, a tensor that was detached
 
 
 class Elements:
@@ -268,8 +272,26 @@ class Plans(dict[Any, Plan]):
         number = self.operators.add((name, "none"))
         nothing = Arguments(self.literals, (), (), frozenset())
         return Plan(
-            number, (everything,), {}, (), (results,), nothing, False, HIGHER_ORDER, False, self.measured(name), 0
+            number,
+            (everything,),
+            {},
+            (),
+            (results,),
+            nothing,
+            False,
+            HIGHER_ORDER,
+            False,
+            self.measured(name),
+            0,
+            name,
+            0,
+            False,
         )
+
+    def unseen(self, number: int, name: str) -> Plan:
+        """A stand-in for an operator that never came here."""
+        nothing = Arguments(self.literals, (), (), frozenset())
+        return Plan(number, (), {}, (), (), nothing, False, NO_OPERATOR, False, False, 0, name, 0, False)
 
     def of_schema(self, func: Any, schema: Any, quiet: bool) -> Plan:
         hidden = UNDECLARED_WRITES.get(schema.name)
@@ -297,12 +319,14 @@ class Plans(dict[Any, Plan]):
         )  # fmt: skip
         name, namespace = str(func), schema.name.split("::", 1)[0]
         arguments = Arguments(self.literals, positions, names, frozenset(others))
+        effects = effects_of(schema, func.tags, bool(writes) and not declared)
         number = self.operators.add((name, mutation_of(schema, declared, bool(writes) and not declared)))
         return Plan(
             number, tuple(by_position), by_name, tuple(writes), outputs, arguments, bool(others),
             self.special(schema, namespace, hidden, quiet, declared),
             torch.Tag.inplace_view not in func.tags and schema.name not in _METADATA_ONLY,
             self.measured(name), readiness(schema.name, namespace),
+            name, effects, bool(effects & (SNAPSHOTS | CONTAINER)),
         )  # fmt: skip
 
     @staticmethod

@@ -60,7 +60,8 @@ COLUMNS = (
     Column("op", _utf8, "the operator overload, as `aten.relu_.default`; of a module event the class name; of a parameter event the optimizer's "
            "class, or `backward`"),
     Column("arguments", _utf8, "JSON of the operator's non-tensor arguments by name, `{}` if there are none; `\"inf\"`, "
-           "`\"-inf\"`, `\"nan\"` as strings; of an alert the rule and the value that met it", "not the event's first row: counting this column counts events"),
+           "`\"-inf\"`, `\"nan\"` as strings; of an alert the rule and the value that met it; of a hazard what was found, `finding` "
+           "being its kind (docs/audit.md)", "not the event's first row: counting this column counts events"),
     Column("mutation", _utf8, "what the operator writes: `none`, `inplace` (its name ends in `_`), `out` (an `out=` overload), "
            "`other` (writes, but neither), `undeclared` (writes what its schema does not say)"),
     Column("role", _utf8, "`input`, `output`, `grad_output`, `grad_input`; of a parameter `value`, `raw_grad` (as a backward pass left it), "
@@ -94,14 +95,15 @@ COLUMNS = (
     Column("start_ns", _i64, "host clock when the event began, since the start of the trace", None, "ns"),
     Column("duration_ns", _i64, "of the operator itself, without the monitor's work; of a module's outputs that of its forward"
            ", which began at `start_ns`", "the operator raised, or was passed on to a tensor subclass; the event is a moment", "ns"),
-    Column("forward_event", _i64, "of a backward operator: the forward event whose gradient it computes", "not backward, or unknown"),
+    Column("forward_event", _i64, "of a backward operator: the forward event whose gradient it computes; of a hazard: the event that lost "
+           "something, which had saved the value or reads it again", "not backward, or unknown"),
     Column("source", _utf8, "nearest line outside torch and dispatchmon, as `train.py:31 in forward`; of a backward operator "
            "the line of its forward operator", "not asked for, or no such line"),
     Column("caller", _utf8, "of an operator in a module: the nearest line outside every installed package that led to the "
            "outermost call of the model", "outside every module, not asked for, or no such line"),
     Column("training", pa.bool_(), "whether that module was in training mode", "outside every module"),
     Column("cause_event", _i64, "of a hazard: the event that wrote, or if nobody is known to have written (mutation `undeclared`) "
-           "the one that noticed, and then `forward_event` is the one that saw the value last; of an alert: the event that met "
+           "the one that noticed, and then `forward_event` is the one that saw the value last or had saved it; of an alert: the event that met "
            "the rule", "any other kind of event"),
     Column("cells", pa.binary(), "where the non-finite elements lie: a byte whose bits 0, 1, 2 say which of the maps of NaN, "
            "+Inf, -Inf follow, each of one bit per cell, in the order of the memory (`dispatchmon/cells.py`)",
@@ -133,6 +135,7 @@ CLOSING = {
     "events": "number of events in the file",
     "rows": "number of rows in the file",
     "writes": "how many events wrote to a tensor",
+    "hazards": "number of the audit's findings (`hazard` rows)",
     "undeclared_writes": "values that changed though no operator declared it (with `verify_values`)",
     "steps": "number of steps in the file",
     "skipped": "what is not in the file, by reason: a number for each",

@@ -29,6 +29,7 @@ class Settings:
     source: bool
     training: bool | None
     compiled: str
+    on_hazard: str
     verify_values: bool
     on_nonfinite: str
     keep_last: int | None
@@ -59,6 +60,7 @@ class Settings:
             "training": self.training,
             "source": self.source,
             "compiled": self.compiled,
+            "on_hazard": self.on_hazard,
             "verify_values": self.verify_values,
             "on_nonfinite": self.on_nonfinite,
             "keep_last": self.keep_last,
@@ -82,6 +84,7 @@ def checked(
     source: bool,
     training: bool | None,
     compiled: str,
+    on_hazard: str,
     verify_values: bool,
     on_nonfinite: str,
     keep_last: int | None,
@@ -133,6 +136,7 @@ def checked(
         source=bool(source),
         training=training,
         compiled=chosen("compiled", compiled, ("keep", "eager"), empty=False)[0],
+        on_hazard=chosen("on_hazard", on_hazard, ("record", "warn", "raise"), empty=False)[0],
         verify_values=bool(verify_values),
         on_nonfinite=reaction(on_nonfinite, stats),
         keep_last=at_least_one("keep_last", keep_last, "the number of recorded steps to keep"),

@@ -117,6 +117,7 @@ class Sink:
             "rows": tally.rows,
             "writes": tally.writes,
             "undeclared_writes": tally.undeclared,
+            "hazards": tally.hazards,
             "steps": tally.steps,
             "skipped": {**tally.skipped, **closing["skipped"]},
             "monitor_ns": closing["monitor_ns"],

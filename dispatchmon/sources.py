@@ -47,6 +47,7 @@ class Sources:
         self.table = table
         self.libraries = Libraries()
         self.numbers: dict[tuple[int, int], int] = {}
+        self.lines: dict[int, tuple[CodeType, int]] = {}  # keeps the code, so that its id stays its own
         self.packages = Packages(self.libraries)
         self.backward: tuple[int, int] = (-1, 0)  # graph task, and the line that started it
         self.optimizer = 0  # the line that called an optimizer of torch's own, while it steps
@@ -73,15 +74,22 @@ class Sources:
         return number
 
     def number(self, code: CodeType, instruction: int) -> int:
-        key = id(code), instruction  # the table keeps the code, so its id stays its own
+        key = id(code), instruction
         number = self.numbers.get(key)
         if number is None:
             number = self.numbers[key] = self.table.add((code, instruction))
+            self.lines[number] = code, instruction
         return number
+
+    def text(self, number: int) -> str | None:
+        """What the trace says of this line."""
+        line = self.lines.get(number)
+        return None if line is None else described(*line)
 
     def forget(self) -> None:
         """Start again: a program that makes ever new code (`exec`) must not fill the memory."""
         self.numbers.clear()
+        self.lines.clear()
         self.table.forget()
 
     def caller(self, frame: FrameType | None) -> int:

@@ -7,6 +7,7 @@ Seen to exist and to behave alike from torch 2.8.0 on.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
@@ -18,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.optim import Optimizer
 from torch.utils import _python_dispatch
+from torch.utils.checkpoint import _CheckpointFrame
 
 _C: Any = torch._C
 _KEY = _C.DispatchKey
@@ -40,13 +42,24 @@ jit_tracing_state: Callable[[], Any] = _C._get_tracing_state
 """Not None while `torch.jit.trace` runs."""
 plain_module_call: Any = torch.nn.Module._wrapped_call_impl
 """`nn.Module.__call__` as torch defines it: `_compiled_call_impl` if there is one, else `_call_impl`."""
+call_implementation: CodeType = torch.nn.Module._call_impl.__code__
+"""Code of the frame below which a module's `forward` runs."""
 current_dispatch_mode: Callable[[], Any] = _python_dispatch._get_current_dispatch_mode
 """The innermost dispatch mode of this thread, or None."""
 address_of: Callable[[torch.Tensor], int] = _C._data_address
 """Where a tensor's storage begins; `data_ptr` would copy memory that is shared until it is written."""
+without_modes: Callable[[], AbstractContextManager[None]] = _python_dispatch._disable_current_modes
+"""A block in which no dispatch mode sees what runs."""
+get_checkpoint_inputs: CodeType = _CheckpointFrame.get_inputs.__code__
+"""Code of the frame in which a checkpoint unpacks the inputs of its region; `self.saved_args` are torch's SavedTensors."""
+distributed: Callable[[], bool] = getattr(torch.distributed, "is_initialized", lambda: False)
+"""Whether this process is in a group of several."""
 DisableTorchFunction: type[AbstractContextManager[None]] = _C.DisableTorchFunction
 """A block in which neither a subclass nor a mode sees what is asked of a tensor through `__torch_function__`."""
 
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_OURS = os.path.dirname(__file__) + os.sep
+_FSDP = os.path.join(_TORCH, "distributed", "fsdp")
 _ABOVE_THE_KERNELS = (
     "Python", "PythonTLSSnapshot", "PythonDispatcher", "PreDispatch", "Functionalize", "ADInplaceOrView",
     "AutogradOther", "AutogradCPU", "AutogradCUDA", "AutogradXPU", "AutogradMPS", "AutogradMeta", "AutogradNestedTensor",
@@ -166,6 +179,15 @@ def recomputing() -> bool:
     """Whether a non-reentrant checkpoint is running its region again."""
     hooks = saved_tensors_hooks(False)
     return bool(hooks) and "_recomputation_hook" in getattr(hooks[0], "__qualname__", "")
+
+
+def gathered_by_fsdp(frame: FrameType | None) -> bool:
+    """Whether FSDP's own code leads to this frame: it writes the same parameters again before backward."""
+    while frame is not None and frame.f_code.co_filename.startswith((_TORCH, _OURS)):
+        if frame.f_code.co_filename.startswith(_FSDP):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def an_optimizer_was_made() -> bool:

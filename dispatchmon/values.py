@@ -10,7 +10,7 @@ that stale.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Any
 
@@ -38,8 +38,10 @@ from dispatchmon.torch_internals import DisableTorchFunction, kernels_only
 SERIALS = count(1)  # of storages, unique in the process
 EPOCHS = count(1)  # one per stretch of recording: what happened between two of them was not seen
 
-# The tag, a list on the storage. SLOTS: {memory: slot} once several views were measured.
-VALUE, LABEL, MEMORY, SLOT, SLOTS, EPOCH, OWNER, DIGESTS = range(8)
+# The tag, a list on the storage. SLOTS: {memory: slot} once several views were measured. WRITES: the newest writes, for
+# saved_values.py. HISTORY: what borders.py knows of it. EPOCH is inverted while reads of the memory matter to it.
+VALUE, LABEL, MEMORY, SLOT, SLOTS, EPOCH, OWNER, DIGESTS, WRITES, HISTORY = range(10)
+MOST_WRITES = 32  # kept of each storage
 CPU = 0  # label of unnamed CPU memory
 
 pack_row = ROW.pack
@@ -58,9 +60,9 @@ def plain(sizes: Iterable[Any]) -> tuple[int, ...]:
     return found
 
 
-class Geometries(dict[Any, tuple[int, int, Layout | None]]):
+class Geometries(dict[Any, tuple[int, int, Layout | None, Any]]):
     """
-    (shape, stride, offset, dtype) -> (geometry number, memory number, layout).
+    (shape, stride, offset, dtype) -> (geometry number, memory number, layout, the key).
 
     Two geometries that cover the same elements have one memory number: `t()` and `view` need no second measurement.
     """
@@ -69,13 +71,13 @@ class Geometries(dict[Any, tuple[int, int, Layout | None]]):
         self.table = table
         self.memories: dict[Any, int] = {}
 
-    def __missing__(self, key: tuple[torch.Size, tuple[int, ...], int, torch.dtype]) -> tuple[int, int, Layout | None]:
+    def __missing__(self, key: tuple[torch.Size, tuple[int, ...], int, torch.dtype]) -> Any:
         shape, stride, offset, dtype = key
         number = self.table.add((tuple(shape), tuple(stride), offset, dtype, shape.numel()))
         runs, repeat = runs_of(shape, stride)
         memory = self.memories.setdefault((runs, repeat, offset, dtype), len(self.memories))
         layout = None if 0 in shape else layout_of(runs, repeat, offset, dtype)
-        entry = self[key] = number, memory if 0 not in shape else -1, layout
+        entry = self[key] = number, memory if 0 not in shape else -1, layout, key
         return entry
 
     def forget(self) -> None:
@@ -129,6 +131,8 @@ class Values:
         self.measuring = statistics is not None
         self.reason = NOT_ASKED  # what the slot says while not measuring
         self.table = tables.geometries
+        self.changed_unseen: Callable[[list[Any], Any, int], None] = lambda tag, entry, event: None
+        self.touched = False  # memory whose reads matter was seen
 
     def new_epoch(self) -> None:
         """Something may have run unseen: every value met from now on is a new version."""
@@ -139,7 +143,7 @@ class Values:
         """Add the row of one tensor as it is now."""
         try:
             storage = tensor.untyped_storage()
-            geometry, memory, layout = self.geometries[
+            geometry, memory, layout, _ = self.geometries[
                 tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype
             ]
             tag = getattr(storage, self.attribute, None)
@@ -171,6 +175,7 @@ class Values:
         if changed:
             tag[VALUE] += 1
             tag[MEMORY], tag[SLOTS] = -1, None
+            self.changed_unseen(tag, self.entry_of(tensor), event)
 
     def take_digests(self) -> tuple[dict[int, int], list[tuple[int, int, int]]]:
         """Digests of the rows of this batch, and the values that changed unseen."""
@@ -191,11 +196,16 @@ class Values:
     def first_sight(self, storage: Any, tensor: Tensor, tag: list[Any] | None) -> list[Any]:
         """A new tag, or one from before a gap brought up to date."""
         if tag is not None and tag[OWNER] == self.owner:
+            if tag[EPOCH] < 0:
+                self.touched = True
+                if tag[EPOCH] == ~self.epoch:
+                    return tag
             tag[VALUE] += 1
-            tag[MEMORY], tag[SLOTS], tag[EPOCH], tag[DIGESTS] = -1, None, self.epoch, None
+            tag[MEMORY], tag[SLOTS], tag[DIGESTS] = -1, None, None
+            tag[EPOCH] = ~self.epoch if tag[EPOCH] < 0 else self.epoch
             return tag
         label = CPU if tensor.is_cpu else self.labels.number(str(tensor.device))
-        tag = [next(SERIALS) << VERSION_BITS, label, -1, -1, None, self.epoch, self.owner, None]
+        tag = [next(SERIALS) << VERSION_BITS, label, -1, -1, None, self.epoch, self.owner, None, None, None]
         setattr(storage, self.attribute, tag)
         return tag
 
@@ -247,7 +257,7 @@ class Values:
         entry = self.geometries.get(key)
         if entry is None:
             number = self.table.add((shape, stride, offset, tensor.dtype, numel))
-            entry = self.geometries[key] = number, -1, None
+            entry = self.geometries[key] = number, -1, None, key
         self.add_row(pack_row(event, argument, entry[0], NO_STORAGE, label, slot))
 
     # ------------------------------------------------------------------------------------------------- writes, names
@@ -267,6 +277,54 @@ class Values:
             tag[VALUE] += 1
             tag[MEMORY], tag[SLOT], tag[SLOTS], tag[DIGESTS] = -1, -1, None, None
 
+    def wrote(self, tensor: Tensor, argument: int, event: int, note: Any) -> list[Any] | None:
+        """The row of a tensor after a write to it, which goes into the log of its memory; the tag of the memory."""
+        try:
+            storage = tensor.untyped_storage()
+            entry = self.geometries[tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype]
+            tag = getattr(storage, self.attribute, None)
+            if tag is None or tag[EPOCH] != self.epoch:
+                tag = self.first_sight(storage, tensor, tag)
+        except Exception:
+            self.see_special(tensor, argument, event)
+            return None
+        if note[1].moves_values:
+            tag[VALUE] += 1
+            tag[MEMORY], tag[SLOT], tag[SLOTS], tag[DIGESTS] = -1, -1, None, None
+        try:
+            version = tensor._version
+        except RuntimeError:  # made in inference mode
+            version = -1
+        log = tag[WRITES]
+        if log is None:
+            tag[WRITES] = [(note, entry, version)]
+        else:
+            if len(log) >= MOST_WRITES:
+                del log[: MOST_WRITES // 2]
+            log.append((note, entry, version))
+        if self.digests is not None and self.reason == NOT_ASKED and tag[SLOT] != UNTIL_WAIT:
+            self.verify(self.digests, tag, entry[1], tensor, event)
+        if self.measuring:
+            slot = self.slot_of(tag, entry[1], entry[2], tensor)
+        else:
+            slot = EMPTY if entry[1] == -1 and self.reason != NOT_ASKED else self.reason
+            if slot == UNTIL_WAIT:
+                tag[MEMORY], tag[SLOT] = -1, slot
+        self.add_row(pack_row(event, argument, entry[0], tag[VALUE], tag[LABEL], slot))
+        return tag
+
+    def wrote_all(
+        self, tensors: Iterable[Any], numbers: Any, event: int, note: Any, forward: bool, written: list[Any]
+    ) -> None:
+        """The same for each tensor of a list, of lists; adds (tensor, tag) of those that must be judged to `written`."""
+        for i, tensor in enumerate(tensors):
+            if isinstance(tensor, Tensor):
+                tag = self.wrote(tensor, numbers.at(i), event, note)
+                if tag is not None and (forward or tag[HISTORY] is not None):
+                    written.append((tensor, tag))
+            elif isinstance(tensor, (list, tuple)):
+                self.wrote_all(tensor, numbers.inside(i), event, note, forward, written)
+
     def arrived(self, tensor: Tensor) -> None:
         """The collective that made this tensor is over."""
         tag = self.tag_of(tensor)
@@ -280,6 +338,18 @@ class Values:
                 self.written(tensor)
             elif isinstance(tensor, (list, tuple)):
                 self.written_all(tensor)
+
+    def entry_of(self, tensor: Tensor) -> tuple[int, int, Layout | None, Any]:
+        """What is known of the tensor's place in its memory."""
+        return self.geometries[tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype]
+
+    def unknown_geometry(self) -> tuple[int, int, Layout | None, Any]:
+        """The place of a tensor of which nothing is known."""
+        key = None, None, None, None
+        entry = self.geometries.get(key)
+        if entry is None:
+            entry = self.geometries[key] = self.table.add((*key, None)), -1, None, key
+        return entry
 
     def name(self, tensor: Tensor, name: str) -> None:
         """From now on rows of this tensor carry a name."""

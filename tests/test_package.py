@@ -22,6 +22,7 @@ def test_exported_names():
         "AlertError",
         "DispatchMonitor",
         "DispatchmonError",
+        "HazardError",
         "MonitorStateError",
         "NonFiniteError",
         "NotATraceError",

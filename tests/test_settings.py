@@ -109,7 +109,7 @@ def test_closing_line_says_what_was_written_and_the_next_command(tmp_path: Path,
     # addmm and t of the linear layer, relu and its detach; full came before the block's model call but inside the block
     assert err == (
         f"dispatchmon: 5 operators in 1 step to {path} ({size:.1f} MB), 0 in-place writes, first NaN in aten.full.default, "
-        f"step 0. Next: dispatchmon summarize {path}\n"
+        f"step 0. Next: dispatchmon nonfinite {path}\n"
     )
 
 

@@ -44,6 +44,7 @@ class Report:
         records: Iterable[Mapping[str, Any]],
         columns: Sequence[str],
         cells: Cells,
+        opening: Sequence[str] = (),
         closing: Sequence[str] = (),
     ) -> None:
         """
@@ -54,6 +55,7 @@ class Report:
             records: its items, one per line of ndjson and csv, each with the keys `columns`.
             columns: the keys of a record, in order.
             cells: the same items for people, for tables and markdown.
+            opening: what to say above a table, one paragraph each.
             closing: what to say below a table, one paragraph each.
         """
         if self.format == "json":
@@ -66,13 +68,18 @@ class Report:
             for record in records:
                 print(",".join(_csv(record[key]) for key in columns), file=self.out)
         elif self.format == "markdown":
+            self._say(opening)
             self._write_markdown(cells)
         else:
+            self._say(opening)
             self._write_table(cells)
             if cells.rows and closing:
                 print(file=self.out)
-            for paragraph in closing:
-                print(printable(paragraph), file=self.out)
+            self._say(closing)
+
+    def _say(self, paragraphs: Sequence[str]) -> None:
+        for paragraph in paragraphs:
+            print(printable(paragraph), file=self.out)
 
     def write_stream(
         self,
