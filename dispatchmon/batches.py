@@ -310,7 +310,7 @@ class Converter:
         columns = {name: batch.column(name) for name in batch.schema.names}
         mask = pa.array(of_hazard)
         columns["kind"] = pc.if_else(mask, "hazard", columns["kind"])
-        columns["cause_event"] = pa.array(pairs[:, 0], mask=~of_hazard)
+        columns["cause_event"] = pc.if_else(mask, pa.array(pairs[:, 0], mask=~of_hazard), columns["cause_event"])
         victim = pa.array(pairs[:, 1], mask=pairs[:, 1] < 0)
         columns["forward_event"] = pc.if_else(mask, victim, columns["forward_event"])
         columns["duration_ns"] = pc.if_else(mask, pa.scalar(None, pa.int64()), columns["duration_ns"])
