@@ -80,6 +80,8 @@ CONTESTANTS: dict[str, Callable[[nn.Module], AbstractContextManager[object]]] = 
     "dispatchmon, full, without source": monitor(source=False),
     "dispatchmon, full, torch's reductions": None,  # type: ignore[dict-item]
     "dispatchmon, one step in 100": monitor(steps="0::100"),
+    "dispatchmon, modules only": monitor(record=("modules",)),
+    "dispatchmon, parameters only": monitor(record=("parameters",)),
     "DebugMode": lambda model: DebugMode(),
     "DebugMode, output hashes": debug_hashes,
     "detect_anomaly": lambda model: torch.autograd.detect_anomaly(check_nan=True),

@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from dispatchmon.errors import (
+    AlertError,
     DispatchmonError,
     HazardError,
     MonitorStateError,
@@ -27,18 +28,21 @@ from dispatchmon.errors import (
 )
 
 if TYPE_CHECKING:
+    from dispatchmon.alerts import Rule
     from dispatchmon.mode import DispatchMonitor
     from dispatchmon.trace import open_trace
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AlertError",
     "DispatchMonitor",
     "DispatchmonError",
     "HazardError",
     "MonitorStateError",
     "NonFiniteError",
     "NotATraceError",
+    "Rule",
     "SettingError",
     "TraceExistsError",
     "TraceNotFoundError",
@@ -48,7 +52,7 @@ __all__ = [
 ]
 
 
-_HOMES = {"DispatchMonitor": "dispatchmon.mode", "open_trace": "dispatchmon.trace"}
+_HOMES = {"Rule": "dispatchmon.alerts", "DispatchMonitor": "dispatchmon.mode", "open_trace": "dispatchmon.trace"}
 
 
 def __getattr__(name: str) -> object:

@@ -350,7 +350,7 @@ static void measure_longs(const Job *job, const char *p, int n, Total *t) {
   Total b = NOTHING;
   Range r;
   differences(p, n, job->flip, job->origin, buffer, &r);
-  if ((r.lo < 0 && job->origin > r.lo + INT64_MAX) || (r.hi > 0 && job->origin < r.hi - INT64_MAX)) /* over 63 bits */
+  if ((r.lo < 0 && job->origin > r.lo + INT64_MAX) || (r.hi >= 0 && job->origin < r.hi - INT64_MAX)) /* over 63 bits */
     far_differences(p, n, job->flip, job->origin, buffer);
   measure_doubles((const char *)buffer, n, &b);
   b.min = job->flip ? (double)((uint64_t)r.lo ^ job->flip) : (double)r.lo;

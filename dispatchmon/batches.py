@@ -108,7 +108,11 @@ class Converter:
         self.tally = Tally()
         i64 = pa.int64()
         self.columns: dict[str, dict[str, Column]] = {
-            "operators": {"name": text(lambda o: o[0]), "mutation": text(lambda o: o[1])},
+            "operators": {
+                "name": text(lambda o: o[0]),
+                "mutation": text(lambda o: o[1]),
+                "kind": text(lambda o: o[2] if len(o) > 2 else "op"),
+            },
             "arguments": {
                 "role": text(lambda a: a[0]),
                 "name": text(lambda a: a[1]),
@@ -228,7 +232,7 @@ class Converter:
         has_storage = seen & (value >= 0)
         columns: dict[str, Any] = {
             "event": row_event,
-            "kind": pa.repeat(pa.scalar("op"), n),
+            "kind": operators["kind"].take(operator),
             "rank": np.full(n, self.rank, np.int32),
             "step": at_context[:, 2].astype(np.int32),
             "micro_step": at_context[:, 3].astype(np.int32),
@@ -258,7 +262,7 @@ class Converter:
             "source": self.columns["sources"]["line"].take(source[index]),
             "caller": self.columns["sources"]["line"].take(at_place[:, 5]),
             "training": pa.array(at_place[:, 6] == 1, mask=at_place[:, 6] < 0),
-            "cause_event": pa.nulls(n, pa.int64()),
+            "cause_event": pa.array(r.ALERT - duration, mask=duration > r.ALERT),
             "cells": self.cells_of(batch.cells, slot),
         }
         arrays = [c if isinstance(c, pa.Array) else pa.array(c) for c in (columns[name] for name in COLUMN_NAMES)]

@@ -9,7 +9,8 @@ The exceptions a user can meet.
      ├── NotATraceError              the file is not a dispatchmon trace, or is damaged beyond reading
      ├── TraceVersionError           the trace was written by a newer, incompatible dispatchmon
      ├── HazardError                 a write took a value that somebody needed, and on_hazard="raise"
-     └── NonFiniteError              an operator made a NaN or Inf, and on_nonfinite="raise"
+     ├── NonFiniteError              an operator made a NaN or Inf, and on_nonfinite="raise"
+     └── AlertError                  a rule with action="raise" was met
 
 Each message is one line that says what is wrong and what to do about it.
 """
@@ -50,4 +51,8 @@ class HazardError(DispatchmonError, RuntimeError):
 
 
 class NonFiniteError(DispatchmonError, ArithmeticError):
-    """An operator made a NaN or an Inf out of finite inputs."""
+    """There is a NaN or an Inf, and `on_nonfinite` or a rule asks to stop there."""
+
+
+class AlertError(DispatchmonError):
+    """A rule with `action="raise"` was met."""

@@ -19,17 +19,21 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
+from dispatchmon.alerts import Alerts, Rule
 from dispatchmon.batches import Converter
 from dispatchmon.blocked import explain_refusal
 from dispatchmon.borders import Borders
 from dispatchmon.dispatch import RecordingMode
 from dispatchmon.errors import MonitorStateError, SettingError, TraceExistsError
+from dispatchmon.event_writer import EventWriter
 from dispatchmon.flight_recorder import FlightRecorder
 from dispatchmon.handover import Handover
 from dispatchmon.hazard_words import NOBODY
 from dispatchmon.hazards import Hazards
 from dispatchmon.module_tracker import ModuleTracker, wrap_while_needed
+from dispatchmon.module_values import ModuleValues, module_types_of
 from dispatchmon.operators import Plans
+from dispatchmon.parameter_values import ParameterValues
 from dispatchmon.records import ROW
 from dispatchmon.saved_values import ALWAYS, MODIFIED, SavedValues
 from dispatchmon.schema import FORMAT_VERSION, PHASES, STATISTICS
@@ -61,10 +65,15 @@ class DispatchMonitor:
         model: the module whose names are used. Without one, each outermost module that is called becomes a root.
         path: the trace to write; `trace.arrow`, `trace-2.arrow`, ... in the working folder by default. Under `torchrun`
             each rank writes its own file, `trace.rank0.arrow`, ...
-        record: what to record: `"ops"`.
+        record: what to record, any of `"ops"`; `"modules"`, inputs, outputs and their gradients of each module call; and
+            `"parameters"`, value, gradient, update and optimizer state of each parameter in each optimizer step. Without
+            `"ops"` there is no dispatch mode, and it costs a few percent (`docs/monitoring.md`).
         stats: which statistics, of min, max, mean, std, norm, nan, inf, posinf, zero; none for structure only.
         steps: `"START:STOP:EVERY"`, or a function `step -> bool`; other steps run without the mode.
-        modules: glob or globs of qualified names; statistics are taken in these modules and those they call.
+        modules: glob or globs of qualified names; operators: statistics are taken in these modules and those they call;
+            modules: only these leave rows; parameters: those of these modules and of those inside them.
+        module_types: class names, or globs of them, that a module's class or one it is made from must have to leave rows;
+            `("ReLU", "*Norm*")`.
         ops: glob or globs of operators, as `"aten.addmm*"`; statistics are taken of these.
         phases: which of forward, backward, recompute, optimizer leave rows.
         training: True records only from calls of the model in training mode on, False only from those in evaluation
@@ -77,7 +86,11 @@ class DispatchMonitor:
         verify_values: digest each value when it is made and when it is used, to find writes that no operator declares
             (numpy, ctypes, a custom operator that lies); reads every value twice.
         on_nonfinite: what to do at the first operator that makes a NaN or Inf out of finite values, or a NaN out of Inf:
-            `"record"` it, `"warn"` once, or `"raise"` a `NonFiniteError`; both name the operator and its line.
+            `"record"` it, `"warn"` once, or `"raise"` a `NonFiniteError`; both name the operator and its line. Without
+            `"ops"` it is the first NaN or Inf in what is recorded of modules and parameters.
+        rules: conditions on modules and parameters to be checked while training; see `Rule`.
+        update_bytes: memory for copies of parameters during an optimizer's step, from which updates are measured; what does
+            not fit is measured in turn, a part each step. 0: no updates.
         keep_last: keep only so many recorded steps, the last ones, and those up to the first NaN and the first Inf.
         max_bytes: stop recording before the trace is larger than this, give or take one batch.
         overwrite: replace a trace that exists.
@@ -87,9 +100,9 @@ class DispatchMonitor:
         SettingError: an argument cannot be meant.
         TraceExistsError: on entering, when `path` exists and `overwrite` is False.
         MonitorStateError: on entering a monitor that is open already.
-        NonFiniteError: in the block, if `on_nonfinite` is `"raise"`.
+        NonFiniteError, AlertError: in the block, if `on_nonfinite` is `"raise"`, or a rule asks for it.
 
-    Nothing that goes wrong while recording reaches the training loop: recording stops with one warning, and `error`
+    Nothing else that goes wrong while recording reaches the training loop: recording stops with one warning, and `error`
     holds the exception. Not thread-safe: it records the thread that entered it, and the backward passes it starts.
     """
 
@@ -102,6 +115,7 @@ class DispatchMonitor:
         stats: Iterable[str] = STATISTICS,
         steps: StepPattern = None,
         modules: str | Sequence[str] = "*",
+        module_types: str | Sequence[str] = (),
         ops: str | Sequence[str] = "*",
         phases: Iterable[str] = PHASES,
         training: bool | None = None,
@@ -110,6 +124,8 @@ class DispatchMonitor:
         on_hazard: str = "record",
         verify_values: bool = False,
         on_nonfinite: str = "record",
+        rules: Iterable[Rule] = (),
+        update_bytes: int = 1 << 28,
         keep_last: int | None = None,
         max_bytes: int | None = None,
         overwrite: bool = False,
@@ -126,6 +142,9 @@ class DispatchMonitor:
             stats=stats,
             steps=steps,
             modules=modules,
+            module_types=module_types,
+            rules=rules,
+            update_bytes=update_bytes,
             ops=ops,
             phases=phases,
             source=source,
@@ -137,6 +156,7 @@ class DispatchMonitor:
             keep_last=keep_last,
             max_bytes=max_bytes,
             names=names,
+            types=None if model is None else module_types_of(model),
         )
         self.requested, self.overwrite, self.quiet = path, overwrite, quiet
         self.path: Path | None = None
@@ -227,7 +247,7 @@ class _Recording:
             self.saved, self.borders,
         )  # fmt: skip
         self.mode.full = BATCH_ROWS * ROW.size
-        if settings.on_nonfinite != "record" and self.statistics is not None:
+        if settings.on_nonfinite != "record" and self.statistics is not None:  # it is asked only by operators
             self.mode.watch = Watch(self.statistics, self.plans, settings.on_nonfinite == "raise", self.catch_up)
         self.pushed = False
         self.pauses = 0
@@ -237,6 +257,7 @@ class _Recording:
         self.parameter_names: dict[int, tuple[weakref.ref[nn.Module], str, str]] = {}
         self.rows_before_step = 0
         self.warned = False
+        self.observe(tuple(settings.record))
         self.stance: Any = None  # of torch.compile
         converter = Converter(rank, self.start, settings.stats)
         metadata, keep_last = self.metadata(rank, world_size), settings.keep_last
@@ -272,12 +293,38 @@ class _Recording:
             "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         }  # fmt: skip
 
+    def observe(self, record: tuple[str, ...]) -> None:
+        """What is to be recorded besides operators."""
+        settings, alerts = self.settings, None
+        self.dispatches = "ops" in record
+        on_nonfinite = "record" if self.dispatches else settings.on_nonfinite  # else the operator is watched for
+        if settings.rules or on_nonfinite != "record":
+            alerts = Alerts(settings.rules, on_nonfinite)
+        self.writer = EventWriter(self.mode, self.values, self.tables, alerts, self.dispatches)
+        self.modules: ModuleValues | None = None
+        self.parameters: ParameterValues | None = None
+        sources = self.sources
+
+        def line() -> int:
+            return 0 if sources is None else sources.line(sys._getframe(1))
+
+        types, phases = settings.module_types, settings.phases
+        if "modules" in record:
+            self.modules = ModuleValues(self.writer, self.tracker, settings.modules, types, phases, line)
+            self.tracker.observer = self.modules
+        if "parameters" in record:
+            self.parameters = ParameterValues(
+                self.writer, self.tracker, self.parameter_names, self.name_of, types, phases, settings.update_bytes, line
+            )  # fmt: skip
+
     # ------------------------------------------------------------------------------------------------- open, close
     def open(self) -> None:
         self.sink.open()
         if self.settings.compiled == "eager":
             self.stance = torch.compiler.set_stance("force_eager")
         self.tracker.open()
+        if self.parameters is not None:
+            self.parameters.open()
         self.mode.deadline = self.start + BATCH_NS
         self.mode.idle = True  # until the first step is asked for
         if self.model is not None:
@@ -320,6 +367,10 @@ class _Recording:
         if self.stance is not None:
             self.stance.__exit__(None, None, None)
         self.tracker.close()
+        if self.modules is not None:
+            self.modules.new_step()
+        if self.parameters is not None:
+            self.parameters.close()
         self.flush()
         self.values.untag()
         step = self.tracker.step
@@ -337,7 +388,16 @@ class _Recording:
             "steps that were not asked for": self.tracker.steps_left_out,
             "calls of the model in the mode that was not asked for": self.calls_left_out,
             "operators of phases that were not asked for": self.mode.left_out,
+            "module and parameter events of which something could not be recorded": self.writer.failures,
         }
+        if (modules := self.modules) is not None:
+            reasons |= {
+                "gradients of inputs and outputs that could not be watched without changing them": modules.unwatched,
+                "calls of modules that the model does not own": modules.unowned,
+                "containers with more members than are looked at": modules.cut_short,
+            }
+        if self.parameters is not None and (updates := self.parameters.updates) is not None:
+            reasons["updates of parameters that did not fit into update_bytes"] = updates.left_out
         return {reason: n for reason, n in reasons.items() if n} | self.saved.unknown
 
     def closing_line(self) -> str:
@@ -350,11 +410,13 @@ class _Recording:
             stands_out = f"{plural(tally.hazards, 'hazard')}, {stands_out}"
         if self.sink.stopped:
             stands_out = f"{stands_out}; recording stopped: {self.sink.stopped}"
-        did = f"{spaced(closing['events'])} operators in {plural(closing['steps'], 'step')}"
-        writes = plural(closing["writes"], "in-place write")
+        what = "operators" if self.settings.record == ("ops",) else "events"
+        did = f"{spaced(closing['events'])} {what} in {plural(closing['steps'], 'step')}"
+        writes = f"{plural(closing['writes'], 'in-place write')}, " if self.dispatches else ""  # else they are not seen
+        command = "audit" if tally.hazards else "nonfinite" if tally.first_nonfinite is not None else "summarize"
         return (
-            f"dispatchmon: {did} to {self.path} ({size / 1e6:.1f} MB), {writes}, {stands_out}. "
-            f"Next: dispatchmon {'audit' if tally.hazards else 'summarize'} {self.path}"
+            f"dispatchmon: {did} to {self.path} ({size / 1e6:.1f} MB), {writes}{stands_out}. "
+            f"Next: dispatchmon {command} {self.path}"
         )
 
     def complain(self) -> None:
@@ -392,6 +454,8 @@ class _Recording:
 
     # ------------------------------------------------------------------------------------------------- steps
     def step_ended(self, step: int) -> None:
+        if self.modules is not None:
+            self.modules.new_step()
         self.right_step = self.settings.wants_step(step)
         self.tracker.steps_left_out += not self.right_step
         self.resume_or_pause()
@@ -417,7 +481,7 @@ class _Recording:
         self.mode.newest_node = self.saved.resume() if self.tracker.borders is not None else ALWAYS
         self.mode.idle = self.tracker.paused = False
         wrap_while_needed()
-        if not self.pushed:
+        if not self.pushed and self.dispatches:
             self.mode.__enter__()  # type: ignore[no-untyped-call]
             self.pushed = True
 
@@ -436,6 +500,8 @@ class _Recording:
         if not self.mode.idle:
             with DisableTorchFunction():
                 self.name_gradients(optimizer) if not after else self.name_states(optimizer)
+        if self.parameters is not None:
+            self.parameters.after(optimizer) if after else self.parameters.arm(optimizer)
 
     def name_gradients(self, optimizer: Optimizer) -> None:
         self.rows_before_step = len(self.values.rows)

@@ -19,7 +19,7 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -39,6 +39,9 @@ from dispatchmon.torch_internals import (
     plain_module_call,
     runs_below,
 )
+
+if TYPE_CHECKING:
+    from dispatchmon.module_values import ModuleValues
 
 pack_context, pack_position = CONTEXT.pack, POSITION.pack
 MOST_POSITIONS = 1 << 20  # kept for the module filter
@@ -94,11 +97,9 @@ class ModuleTracker:
         self.watches_training = False  # module calls decide whether anything is recorded
         self.paused = False  # this step is not recorded: calls are counted, modules are not noted
         self.borders: Any = None  # what is told of each call, see borders.py
-        self.failed: tuple[int, int] = (
-            0,
-            0,
-        )  # id of the last exception that left a call, context of the innermost such call
+        self.failed = 0, 0  # id of the last exception that left a call, context of the innermost such call
         self.handles: list[Any] = []
+        self.observer: ModuleValues | None = None  # is told of the calls of the model's modules
 
     # ------------------------------------------------------------------------------------------------- open, close
     def open(self) -> None:
@@ -190,6 +191,8 @@ class ModuleTracker:
             else:
                 self.borders.enter(args, kwargs)
         if self.paused or known is None:
+            if self.observer is not None and not self.paused and self.path is not None:
+                self.observer.unowned += 1
             return
         i = 0
         if len(known.names) > 1 and self.path is not None:  # registered more than once: the name below its caller
@@ -204,9 +207,13 @@ class ModuleTracker:
             known.calls += 1
         self.path = known.names[i]
         self.enter_place(known.numbers[i], call, FORWARD, self.measured or known.measured[i], module.training)
+        if self.observer is not None:
+            self.observer.before(type(known.module()), self.path, args, kwargs)
 
     def forward_hook(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """The call is over; `output` is None if it raised."""
+        if self.observer is not None:
+            self.observer.after(output)
         if output is None and (error := sys.exc_info()[1]) is not None and self.failed[0] != id(error):
             self.failed = id(error), self.context
         if self.stack:

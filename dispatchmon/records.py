@@ -29,6 +29,7 @@ FOREIGN = -(1 << 60)  # the node was made in another thread: FOREIGN - context o
 # The duration column.
 RAISED = -1
 PASSED_ON = -2  # to a tensor subclass, whose own operators follow
+ALERT = -(1 << 10)  # no operator but an alert: ALERT - event that met the rule
 
 # The value column: serial of the storage << VERSION_BITS | version; NO_STORAGE for a tensor without one.
 VERSION_BITS = 32

@@ -20,7 +20,9 @@ CLOSING_KEY = b"dispatchmon.closing"  # of the last, empty batch: JSON about the
 KINDS = ("op", "module", "parameter", "hazard", "alert")
 PHASES = ("forward", "backward", "recompute", "optimizer")
 MUTATIONS = ("none", "inplace", "out", "other", "undeclared")
-ROLES = ("input", "output", "grad_output", "grad_input", "value", "grad", "update", "loud", "silent")
+MODULE_ROLES = ("input", "output", "grad_output", "grad_input")
+PARAMETER_ROLES = ("value", "raw_grad", "grad", "update", "state")
+ROLES = (*MODULE_ROLES, *PARAMETER_ROLES, "loud", "silent")
 STATISTICS = ("min", "max", "mean", "std", "norm", "nan", "inf", "posinf", "zero")
 
 
@@ -50,24 +52,29 @@ COLUMNS = (
     Column("kind", _utf8, "`op`, `module`, `parameter`, `hazard` or `alert`"),
     Column("rank", _i32, "rank of the process in its group; 0 without one"),
     Column("step", _i32, "training step, from 0"),
-    Column("micro_step", _i32, "nth outermost call of the model in this step, from 0"),
+    Column("micro_step", _i32, "nth outermost call of the model in this step, from 0; of a gradient of a module's input or output that of the module's call"),
     Column("phase", _utf8, "`forward` (also all code outside backward and optimizer), `backward`, `recompute` or `optimizer`"),
     Column("module", _utf8, "qualified name of the innermost running module, `\"\"` for the model itself; of a backward "
            "operator that of the forward operator whose gradient it computes", "outside every module, or unknown"),
     Column("module_call", _i32, "nth call of that module in this step, from 0", "outside every module, or unknown"),
-    Column("op", _utf8, "the operator overload, as `aten.relu_.default`; of a module event the class name"),
+    Column("op", _utf8, "the operator overload, as `aten.relu_.default`; of a module event the class name; of a parameter event the optimizer's "
+           "class, or `backward`"),
     Column("arguments", _utf8, "JSON of the operator's non-tensor arguments by name, `{}` if there are none; `\"inf\"`, "
-           "`\"-inf\"`, `\"nan\"` as strings; of a hazard what was found, `finding` being its kind (docs/audit.md)", "not the event's first row: counting this column counts events"),
+           "`\"-inf\"`, `\"nan\"` as strings; of an alert the rule and the value that met it; of a hazard what was found, `finding` "
+           "being its kind (docs/audit.md)", "not the event's first row: counting this column counts events"),
     Column("mutation", _utf8, "what the operator writes: `none`, `inplace` (its name ends in `_`), `out` (an `out=` overload), "
            "`other` (writes, but neither), `undeclared` (writes what its schema does not say)"),
-    Column("role", _utf8, "`input`, `output`, `grad_output`, `grad_input`, `value`, `grad` or `update`; of a hazard "
+    Column("role", _utf8, "`input`, `output`, `grad_output`, `grad_input`; of a parameter `value`, `raw_grad` (as a backward pass left it), "
+           "`grad` (as the optimizer sees it), `update` (what its step added) or `state`; of a hazard "
            "whether autograd notices it, `loud` or `silent`", _no_tensor),
-    Column("arg", _utf8, "name in the operator's schema, `tensors[2]` inside a list, `out0`, `out1` for unnamed results", _no_tensor),
+    Column("arg", _utf8, "name in the operator's schema, `tensors[2]` inside a list, `out0`, `out1` for unnamed results; of a module the "
+           "place, as `input[0]`, `kwargs.mask`, `output.logits`, also of its gradient; of an optimizer's state its key", _no_tensor),
     Column("written", pa.bool_(), "the event writes this tensor; a written argument has two rows, `input` (before) and "
            "`output` (after)"),
     Column("storage", _i64, "the memory, by a number that is unique in the process", "no tensor, or one without a storage (sparse)"),
     Column("version", _i64, "number of writes to the storage that were seen; two rows with the same storage, version, "
-           "offset, shape and stride saw the same value", "no tensor, or one without a storage (sparse)"),
+           "offset, shape and stride saw the same value. Where operators are not recorded no write is seen: each event has a "
+           "version of its own", "no tensor, or one without a storage (sparse)"),
     Column("name", _utf8, "name of the parameter, buffer or optimizer state; `….grad` for a parameter's gradient", "the tensor has no name"),
     Column("dtype", _utf8, "as `float32`", _no_tensor),
     Column("device", _utf8, "as `cpu`, `cuda:0`", _no_tensor),
@@ -86,7 +93,8 @@ COLUMNS = (
     Column("zero", _i64, "how many are zero", _unmeasured, "elements"),
     Column("digest", pa.uint64(), "of the bytes", "not asked for"),
     Column("start_ns", _i64, "host clock when the event began, since the start of the trace", None, "ns"),
-    Column("duration_ns", _i64, "of the operator itself, without the monitor's work", "the operator raised, or was passed on to a tensor subclass", "ns"),
+    Column("duration_ns", _i64, "of the operator itself, without the monitor's work; of a module's outputs that of its forward"
+           ", which began at `start_ns`", "the operator raised, or was passed on to a tensor subclass; the event is a moment", "ns"),
     Column("forward_event", _i64, "of a backward operator: the forward event whose gradient it computes; of a hazard: the event that lost "
            "something, which had saved the value or reads it again", "not backward, or unknown"),
     Column("source", _utf8, "nearest line outside torch and dispatchmon, as `train.py:31 in forward`; of a backward operator "

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from dispatchmon.alerts import Rule
 from dispatchmon.errors import SettingError
 from dispatchmon.schema import PHASES, STATISTICS
 
@@ -18,9 +19,11 @@ StepPattern = str | Callable[[int], bool] | None
 class Settings:
     """The checked arguments of a monitor."""
 
+    record: tuple[str, ...]
     stats: tuple[str, ...]
     steps: StepPattern
     modules: tuple[str, ...]
+    module_types: tuple[str, ...]
     ops: tuple[str, ...]
     phases: tuple[str, ...]
     source: bool
@@ -31,6 +34,8 @@ class Settings:
     on_nonfinite: str
     keep_last: int | None
     max_bytes: int | None
+    rules: tuple[Rule, ...]
+    update_bytes: int
 
     def wants_step(self, step: int) -> bool:
         """Whether a step is recorded."""
@@ -45,9 +50,11 @@ class Settings:
         """For the metadata of the trace."""
         steps = self.steps if self.steps is None or isinstance(self.steps, str) else "callable"
         return {
+            "record": self.record,
             "stats": self.stats,
             "steps": steps,
             "modules": self.modules,
+            "module_types": self.module_types,
             "ops": self.ops,
             "phases": self.phases,
             "training": self.training,
@@ -58,6 +65,8 @@ class Settings:
             "on_nonfinite": self.on_nonfinite,
             "keep_last": self.keep_last,
             "max_bytes": self.max_bytes,
+            "rules": [str(rule) for rule in self.rules],
+            "update_bytes": self.update_bytes,
         }
 
 
@@ -67,6 +76,9 @@ def checked(
     stats: Iterable[str],
     steps: StepPattern,
     modules: str | Sequence[str],
+    module_types: str | Sequence[str],
+    rules: Iterable[Rule],
+    update_bytes: int,
     ops: str | Sequence[str],
     phases: Iterable[str],
     source: bool,
@@ -78,13 +90,15 @@ def checked(
     keep_last: int | None,
     max_bytes: int | None,
     names: Sequence[str] | None,
+    types: Sequence[str] | None,
 ) -> Settings:
     """
     The settings, or a `SettingError` that says which argument cannot be meant.
 
-    `names` are the qualified names of the model's modules, or None without a model.
+    `names` are the qualified names of the model's modules, `types` those of their classes; None without a model.
     """
-    chosen("record", record, ("ops",), empty=False)
+    recorded = chosen("record", record, ("ops", "modules", "parameters"), empty=False)
+    numbers = chosen("stats", stats, STATISTICS)
     if isinstance(steps, str):
         step_range(steps)
     elif steps is not None and not callable(steps):
@@ -96,10 +110,27 @@ def checked(
         for pattern in module_patterns:
             if pattern != "*" and not any(fnmatchcase(name, pattern) for name in names):
                 raise SettingError(f"modules: no module of the model is called {pattern!r}{near(pattern, names)}")
+    type_patterns = patterns("module_types", module_types) if module_types else ()
+    for pattern in type_patterns if types is not None else ():
+        if not any(fnmatchcase(name, pattern) for name in types or ()):
+            raise SettingError(
+                f"module_types: no module of the model is a {pattern!r}{near(pattern, list(types or ()))}"
+            )
+    asked = checked_rules(rules)
+    if asked and recorded == ("ops",):
+        raise SettingError('rules are about modules and parameters: put them into record, as record=("modules",)')
+    if asked and not numbers:
+        raise SettingError("rules need statistics, and stats is empty")
+    if verify_values and "ops" not in recorded:
+        raise SettingError('verify_values is about operators: put "ops" into record')
+    if isinstance(update_bytes, bool) or not isinstance(update_bytes, int) or update_bytes < 0:
+        raise SettingError(f"update_bytes is {update_bytes!r}: give a number of bytes, 0 for no updates")
     return Settings(
-        stats=chosen("stats", stats, STATISTICS),
+        record=recorded,
+        stats=numbers,
         steps=steps,
         modules=module_patterns,
+        module_types=type_patterns,
         ops=patterns("ops", ops),
         phases=chosen("phases", phases, PHASES, empty=False),
         source=bool(source),
@@ -110,7 +141,18 @@ def checked(
         on_nonfinite=reaction(on_nonfinite, stats),
         keep_last=at_least_one("keep_last", keep_last, "the number of recorded steps to keep"),
         max_bytes=at_least_one("max_bytes", max_bytes, "the size in bytes at which to stop"),
+        rules=asked,
+        update_bytes=update_bytes,
     )
+
+
+def checked_rules(rules: Iterable[Rule]) -> tuple[Rule, ...]:
+    """The rules, each of which was checked when it was made."""
+    given = (rules,) if isinstance(rules, Rule) else tuple(rules)
+    for rule in given:
+        if not isinstance(rule, Rule):
+            raise SettingError(f'rules: {rule!r} is no Rule; write Rule("layer1.*", "output", "norm", above=100)')
+    return given
 
 
 def reaction(on_nonfinite: str, stats: Iterable[str]) -> str:

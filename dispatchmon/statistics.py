@@ -107,6 +107,11 @@ class Statistics:
         self.floor = self.blocks[0][0]
         self.cells = {slot: cells for slot, cells in self.cells.items() if slot >= self.floor}
 
+    def norm_at(self, slot: int) -> float:
+        """The norm that was measured into a slot that is still there."""
+        first, block = next(pair for pair in reversed(self.blocks) if slot >= pair[0])
+        return float(block[slot - first][NORM])
+
     def measure(self, tensor: torch.Tensor, layout: Layout) -> int:
         """Slot of a strided tensor's statistics, or a reason below 0."""
         slot = self.next
@@ -147,7 +152,9 @@ class Statistics:
             sizes, strides = tuple(n for _, n in reversed(runs)), tuple(s for s, _ in reversed(runs))
             if 0 in stored.shape:
                 sizes = (0,)
-            self.nonfinite += self.keep(slot, merged(pieces(stored, sizes, strides, int(stored.storage_offset()))), repeat)
+            self.nonfinite += self.keep(
+                slot, merged(pieces(stored, sizes, strides, int(stored.storage_offset()))), repeat
+            )
         self.next = slot + 1
         return slot
 
@@ -156,7 +163,10 @@ class Statistics:
         self.nonfinite += found
         if prod(layout.sizes) <= MOST_MAPPED:
             with suppress(Exception), kernels_only():
-                self.cells[slot] = map_of(tensor.as_strided(layout.sizes, layout.strides, tensor.storage_offset()))
+                first, block = self.blocks[-1]
+                _, _, _, _, _, _, nan, infinite, posinf, _ = block[slot - first].tolist()
+                values = tensor.as_strided(layout.sizes, layout.strides, tensor.storage_offset())
+                self.cells[slot] = map_of(values, nan > 0, posinf > 0, infinite > posinf)
 
     def keep(self, slot: int, totals: list[float], repeat: int) -> int:
         """Write a row of the table; how many NaN and infinite elements it counts."""
@@ -169,16 +179,43 @@ class Statistics:
         return int(totals[NAN] + totals[INF])
 
 
-def map_of(values: torch.Tensor) -> bytes:
-    """Which cells of a value hold NaN, +Inf and -Inf; of a complex one by its magnitude, so never -Inf."""
-    if values.dtype in _COMPLEX:
-        nan = values.isnan()
-        masks = [nan, values.isinf() & ~nan, torch.zeros_like(nan)]
-    else:
-        values = values if values.dtype in (torch.float32, torch.float64) else values.to(torch.float32)
-        masks = [values.isnan(), values == inf, values == -inf]
+def map_of(values: torch.Tensor, nan: bool = True, posinf: bool = True, neginf: bool = True) -> bytes:
+    """
+    Which cells of a value hold NaN, +Inf and -Inf; of a complex one by its magnitude, so never -Inf.
+
+    The flags say which of them it holds at all.
+    """
     lengths = stretches(values.shape)
-    return packed([shrunk(mask.cpu().numpy(), lengths) for mask in masks])
+    if values.dtype in _COMPLEX:
+        is_nan = values.isnan()
+        masks = [is_nan, values.isinf() & ~is_nan, torch.zeros_like(is_nan)]
+        return packed([shrunk(mask.cpu().numpy(), lengths) for mask in masks])
+    values = values if values.dtype in (torch.float32, torch.float64) else values.to(torch.float32)
+    if len(lengths) == 1 and lengths[0] > 1 and not (nan and (posinf or neginf)):
+        return packed(extremes(values, lengths[0], nan, posinf, neginf))
+    tests = (nan and values.isnan(), posinf and values == inf, neginf and values == -inf)
+    cells = prod(-(-size // length) for size, length in zip(values.shape, lengths, strict=True))
+    return packed([np.zeros(cells, bool) if test is False else shrunk(test.cpu().numpy(), lengths) for test in tests])
+
+
+def extremes(values: torch.Tensor, length: int, nan: bool, posinf: bool, neginf: bool) -> list[npt.NDArray[np.bool_]]:
+    """The same maps by the extremes of each stretch, several times as fast as looking at each element."""
+    whole = values.numel() // length * length
+    parts = (
+        [values[:whole].view(-1, length), values[whole:].view(1, -1)]
+        if whole < values.numel()
+        else [values.view(-1, length)]
+    )
+    nothing = np.zeros(-(-values.numel() // length), bool)
+
+    def of(reduced: Any, test: Any) -> npt.NDArray[np.bool_]:
+        return np.concatenate([test(reduced(part, 1)).cpu().numpy() for part in parts])
+
+    return [
+        of(torch.amax, torch.isnan) if nan else nothing,
+        of(torch.amax, lambda top: top == inf) if posinf else nothing,
+        of(torch.amin, lambda low: low == -inf) if neginf else nothing,
+    ]
 
 
 def readable(tensor: torch.Tensor) -> bool:

@@ -51,7 +51,7 @@ class Tables:
     MOST = 1 << 17  # items of a table that is forgotten when it grows beyond this
 
     def __init__(self) -> None:
-        self.operators = Table()  # (name, mutation)
+        self.operators = Table()  # (name, mutation), or (name, mutation, kind) of what is no operator
         self.arguments = Table()  # (role, name, written)
         self.literals = Table("{}")  # JSON of the non-tensor arguments
         self.geometries = Table()  # (shape, stride, offset, dtype, numel)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import wraps
 from types import CodeType, FrameType
 from typing import Any
 
@@ -133,7 +134,15 @@ def version_counters_moving() -> Iterator[None]:
 
 
 _USED_WITHIN_KERNELS = _C.DispatchKeySet(_KEY.Conjugate)
-for _name in ("Negative", "ZeroTensor", "AutocastCPU", "AutocastCUDA", "AutocastXPU", "AutocastMPS", "AutocastPrivateUse1"):
+for _name in (
+    "Negative",
+    "ZeroTensor",
+    "AutocastCPU",
+    "AutocastCUDA",
+    "AutocastXPU",
+    "AutocastMPS",
+    "AutocastPrivateUse1",
+):
     _USED_WITHIN_KERNELS = _USED_WITHIN_KERNELS | _C.DispatchKeySet(getattr(_KEY, _name))
 
 
@@ -199,3 +208,45 @@ def runs_below(frame: FrameType | None, code: CodeType) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """The shard of a distributed tensor that this rank holds; any other tensor as it is."""
+    local = getattr(tensor, "_local_tensor", None)
+    return local if isinstance(local, torch.Tensor) else tensor
+
+
+_AFTER_BACKWARD: list[Callable[[], None]] = []
+
+
+def after_backward(call: Callable[[], None]) -> Callable[[], None]:
+    """
+    Have `call` called in the thread of each backward pass that fills `.grad`, when it is over; returns what ends that.
+
+    The engine's own callbacks (of DDP, of FSDP) have run then. A hook on every parameter would see a gradient before those.
+    """
+    engine: Any = torch.autograd
+
+    def end() -> None:
+        if call in _AFTER_BACKWARD:
+            _AFTER_BACKWARD.remove(call)
+        door = engine._engine_run_backward
+        if not _AFTER_BACKWARD and getattr(door, "of_dispatchmon", False):  # else: somebody else wrapped it since
+            engine._engine_run_backward = door.__wrapped__
+
+    _AFTER_BACKWARD.append(call)
+    original = engine._engine_run_backward
+    if getattr(original, "of_dispatchmon", False):
+        return end
+
+    @wraps(original)
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if kwargs.get("accumulate_grad") and graph_task() == -1 and not torch.compiler.is_compiling():
+            for each in tuple(_AFTER_BACKWARD):
+                each()
+        return result
+
+    run_backward.of_dispatchmon = True  # type: ignore[attr-defined]
+    engine._engine_run_backward = run_backward
+    return end

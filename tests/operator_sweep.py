@@ -493,7 +493,7 @@ def coverage(summaries: Sequence[dict[str, Any]]) -> str:
         *(line(dtype, [r for r in reports if r["dtype"] == dtype]) for dtype in DTYPES),
         *(line(f"`{f}`", [r for r in reports if r["family"] == f]) for f in sorted({r["family"] for r in reports})),
         line("**all**", reports), "",
-        "A program that raises does so without the monitor too, with the same message: sample inputs for another dtype, mostly.", "",
+        "A program that raises does so without the monitor too, with the same message: in-place variants whose result has another dtype or shape, mostly.", "",
         "## Exceptions", "",
         "What differs with the monitor and why. `bits below any mode`: a dispatch mode that does nothing gives the same bits as",
         "the monitor; torch decides above every mode, so no mode can undo it.", "",

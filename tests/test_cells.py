@@ -57,6 +57,19 @@ def test_maps_of_views(seed):
             assert (got | ~want.numpy()).all()
 
 
+@pytest.mark.parametrize("n", [4097, 5000, 8192, 100_003])
+@pytest.mark.parametrize("value", [float("nan"), INF, -INF])
+def test_maps_by_extremes(n, value):
+    """Where only one of the three is there it is found by the extremes of each stretch, the last and shorter one included."""
+    torch.manual_seed(n)
+    t = torch.randn(n)
+    t[torch.rand(n) < 0.001] = value
+    t[-1] = value
+    flags = value != value, value == INF, value == -INF
+    assert map_of(t, *flags) == map_of(t)
+    assert map_of(t.half(), *flags) == map_of(t)
+
+
 def test_a_map_is_small():
     """However large the value, there are at most 4096 cells."""
     for sizes in ([1 << 20], [513, 511], [4097], [3, 5, 7, 11, 13, 17], [70000, 2]):

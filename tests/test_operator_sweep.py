@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+import torch
 
 pytest.importorskip("expecttest", reason="torch's operator database needs it")
 
@@ -26,6 +29,15 @@ SAMPLES = 3
 def chosen() -> list[Subject]:
     """The share."""
     return [s for i, (dtype, every) in enumerate(SHARE.items()) for s in subjects((dtype,))[i::every]]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Small tensors gain nothing from more, and two processes of two threads each would wait for one another."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("subject", chosen(), ids=str)

@@ -19,12 +19,14 @@ def modules_after(statement):
 def test_exported_names():
     """The public names are these and no others."""
     assert dispatchmon.__all__ == [
+        "AlertError",
         "DispatchMonitor",
         "DispatchmonError",
         "HazardError",
         "MonitorStateError",
         "NonFiniteError",
         "NotATraceError",
+        "Rule",
         "SettingError",
         "TraceExistsError",
         "TraceNotFoundError",

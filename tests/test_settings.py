@@ -19,7 +19,7 @@ MODEL = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     ((torch.ones(1),), {}, "model is a Tensor, not a torch.nn.Module"),
     ((MODEL,), {"stats": ("min", "median")},
      "stats: 'median' is not known; choose from min, max, mean, std, norm, nan, inf, posinf, zero"),
-    ((MODEL,), {"record": ("everything",)}, "record: 'everything' is not known; choose from ops"),
+    ((MODEL,), {"record": ("everything",)}, "record: 'everything' is not known; choose from ops, modules, parameters"),
     ((MODEL,), {"phases": ()}, "phases is empty; choose from forward, backward, recompute, optimizer"),
     ((MODEL,), {"steps": "ten"}, "steps is 'ten': give \"START:STOP:EVERY\", as \"0:100:10\"; each may be left out"),
     ((MODEL,), {"steps": "5:5"}, "steps is '5:5': it selects no step; START is at least 0, STOP above START, EVERY at least 1"),
@@ -109,7 +109,7 @@ def test_closing_line_says_what_was_written_and_the_next_command(tmp_path: Path,
     # addmm and t of the linear layer, relu and its detach; full came before the block's model call but inside the block
     assert err == (
         f"dispatchmon: 5 operators in 1 step to {path} ({size:.1f} MB), 0 in-place writes, first NaN in aten.full.default, "
-        f"step 0. Next: dispatchmon summarize {path}\n"
+        f"step 0. Next: dispatchmon nonfinite {path}\n"
     )
 
 

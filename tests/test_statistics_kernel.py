@@ -329,6 +329,16 @@ def test_spread_of_large_integers(dtype, base):
     assert (got["mean"], got["min"], got["max"]) == (float(base), float(base - 100), float(base + 100))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "first", "rest"), [("int64", -(2**63), 0), ("int64", 2**63 - 1, -1), ("uint64", 0, 2**63)]
+)
+def test_mean_where_a_difference_leaves_the_range_of_int64(dtype, first, rest):
+    """Numbers that lie 2^63 apart, and nothing further, keep their mean."""
+    x = np.array([first] * 3 + [rest] * 5, dtype)
+    got = measure(x.ctypes.data, pack(dtype, len(x)))
+    assert got["mean"] == pytest.approx((3 * first + 5 * rest) / 8, rel=1e-15)
+
+
 @pytest.mark.parametrize(("size", "norm"), [(1e200, 2e200), (1.7e308, np.inf), (1e-200, 2e-200), (5e-324, 1e-323)])
 def test_norm_and_mean_where_squares_leave_the_range_of_double(size, norm):
     """The norm of four equal float64 is twice one of them, also where their squares overflow or vanish."""

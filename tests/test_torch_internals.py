@@ -206,6 +206,57 @@ def test_storage_keeps_its_python_object_and_attributes() -> None:
     assert x.untyped_storage() is x.view(2, 2).untyped_storage()
 
 
+def test_after_backward_comes_once_per_pass_that_fills_grad() -> None:
+    """After `backward`, when `.grad` is there; not after `autograd.grad`, not for a pass inside a pass, not once it was ended."""
+    from torch.utils.checkpoint import checkpoint
+
+    door, seen = torch.autograd._engine_run_backward, []
+    x = torch.ones(2, requires_grad=True)
+    end = internals.after_backward(lambda: seen.append(x.grad is not None))
+    try:
+        torch.autograd.grad((x * 2).sum(), x)
+        assert seen == []
+        (x * 2).sum().backward()
+        torch.autograd.backward((x * 2).sum())
+        assert seen == [True, True]
+        checkpoint(lambda y: y * 2, x, use_reentrant=True).sum().backward()
+        assert seen == [True, True, True]
+    finally:
+        end()
+    assert torch.autograd._engine_run_backward is door
+    (x * 2).sum().backward()
+    assert len(seen) == 3
+
+
+def test_two_watchers_of_backward_may_end_in_any_order() -> None:
+    """The one that ends first, while the other stands before it, is silent from then on."""
+    door = torch.autograd._engine_run_backward
+    seen: list[str] = []
+    first, second = (internals.after_backward(lambda name=name: seen.append(name)) for name in "ab")
+    first()
+    torch.ones(1, requires_grad=True).sum().backward()
+    second()
+    assert seen == ["b"]
+    assert torch.autograd._engine_run_backward is door
+
+
+def test_local_part_of_a_distributed_tensor() -> None:
+    """A DTensor's own shard; any other tensor is its own."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    try:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import DTensor, Shard
+
+        shard = torch.arange(3.0)
+        whole = DTensor.from_local(shard, init_device_mesh("cpu", (2,)), [Shard(0)])
+        assert torch.equal(internals.local_part(whole), shard)
+        assert internals.local_part(shard) is shard
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_address_of_does_not_copy_shared_memory() -> None:
     """It is where the storage begins, and a copy-on-write tensor stays one, which `data_ptr` would not leave it."""
     x = torch.randn(8)

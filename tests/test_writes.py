@@ -128,6 +128,6 @@ def test_an_operator_that_raises_leaves_its_inputs_and_no_duration() -> None:
         with pytest.raises(RuntimeError):
             torch.ones(1).expand(3).add_(torch.arange(3.0))
 
-    (event,) = events(record(run), op="aten.add_.Tensor")
+    (event,) = events(record(run), op="aten.add_.Tensor", kind="op")
     assert [(r["role"], r["arg"]) for r in event] == [("input", "self"), ("input", "other")]
     assert event[0]["duration_ns"] is None

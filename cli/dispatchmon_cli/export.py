@@ -16,35 +16,40 @@ import click
 from dispatchmon import DispatchmonError
 from dispatchmon.export.csv import write_csv
 from dispatchmon.export.parquet import PARTITIONS, write_parquet, write_partitioned
+from dispatchmon.export.scalars import write_scalars
+from dispatchmon.export.tensorboard import SUFFIX, write_tensorboard
 from dispatchmon_cli.layout import Cells
 from dispatchmon_cli.options import Request, reads_trace
 from dispatchmon_cli.progress import progress_bar
 from dispatchmon_cli.wording import counted, size
 
+_WRITERS = {"parquet": write_parquet, "csv": write_csv, "tensorboard": write_tensorboard, "scalars": write_scalars}
+_SUFFIXES = {"scalars": ".csv"}
+_NOUNS = {"tensorboard": "scalar"}  # what is counted, where it is not rows
 _COLUMNS = ("to", "path", "rows", "files", "bytes")
 
 
 @click.command()
 @reads_trace()
-@click.option("--to", type=click.Choice(("parquet", "csv")), required=True, help="The format to write.")
+@click.option("--to", type=click.Choice(list(_WRITERS)), required=True, help="The format to write.")
 @click.option(
     "--partition",
     metavar="COLUMNS",
     help="Parquet only: write a folder of files by rank, step, or rank,step, outermost first.",
 )
 def command(request: Request, to: str, partition: str | None) -> None:
-    """Write the rows as Parquet or CSV."""
+    """Write the rows as Parquet or CSV, or trends for TensorBoard."""
     by = _partitions(to, partition)
-    target = request.output or Path(_default_name(request.paths[0], to, by))
+    folder = bool(by) or to == "tensorboard"
+    target = request.output or Path(_default_name(request.paths[0], to, folder))
     with request.on_stdout().open_report() as report:
         trace = request.open_trace()
-        with _place(target, bool(by), request) as place, progress_bar("writing") as on_progress:
+        with _place(target, folder, request) as place, progress_bar("writing") as on_progress:
             if by:
                 rows = write_partitioned(trace, place, by, request.filters, on_progress=on_progress)
             else:
-                write = write_parquet if to == "parquet" else write_csv
-                rows = write(trace, place, request.filters, on_progress=on_progress)
-        files = [path for path in (target.rglob("*") if by else [target]) if path.is_file()]
+                rows = _WRITERS[to](trace, place, request.filters, on_progress=on_progress)
+        files = [path for path in (target.rglob("*") if folder else [target]) if path.is_file()]
         total = sum(path.stat().st_size for path in files)
         record = {"to": to, "path": str(target), "rows": rows, "files": len(files), "bytes": total}
         report.write(
@@ -56,7 +61,8 @@ def command(request: Request, to: str, partition: str | None) -> None:
 
 
 def _lines(record: dict[str, Any]) -> list[tuple[str, str]]:
-    held = f"{counted(record['rows'], 'row')} in {counted(record['files'], 'file')}, {size(record['bytes'])}"
+    what = counted(record["rows"], _NOUNS.get(record["to"], "row"))
+    held = f"{what} in {counted(record['files'], 'file')}, {size(record['bytes'])}"
     return [("wrote", record["path"]), ("holds", held)]
 
 
@@ -71,10 +77,10 @@ def _partitions(to: str, text: str | None) -> tuple[str, ...]:
     return by
 
 
-def _default_name(path: Path, to: str, by: tuple[str, ...]) -> str:
+def _default_name(path: Path, to: str, folder: bool) -> str:
     """Name the export after the trace, in the working folder."""
     name = path.resolve().name if path.is_dir() else path.stem
-    return f"{name}-{to}" if by else f"{name}.{to}"
+    return f"{name}-{to}" if folder else f"{name}{_SUFFIXES.get(to, f'.{to}')}"
 
 
 @contextmanager
@@ -105,5 +111,8 @@ def _place(target: Path, folder: bool, request: Request) -> Iterator[Path]:
 
 
 def _is_export(folder: Path) -> bool:
-    """Whether a folder holds nothing but partitions and Parquet files."""
-    return all("=" in path.name if path.is_dir() else path.suffix == ".parquet" for path in folder.rglob("*"))
+    """Whether a folder holds nothing but partitions and Parquet files, or runs and event files."""
+    inside = list(folder.rglob("*"))
+    return all("=" in path.name if path.is_dir() else path.suffix == ".parquet" for path in inside) or all(
+        path.name.startswith("rank") if path.is_dir() else path.suffix == SUFFIX for path in inside
+    )

@@ -20,11 +20,12 @@ from dispatchmon_cli.wording import printable
 # A subcommand's file is loaded when it is called, so that `dispatchmon --help` answers at once.
 COMMANDS = {
     "summarize": "What ran, what it wrote over, and what stands out.",
+    "structure": "The module tree, with shapes and dtypes of what went in and came out.",
     "audit": "Every in-place write, and which are hazards.",
     "nonfinite": "Where the first NaN or Inf was born, what led there, and where it went.",
     "show": "The rows themselves, filtered.",
     "info": "What a trace is: version, environment, completeness, cost.",
-    "export": "Write the rows as Parquet or CSV.",
+    "export": "Write the rows as Parquet or CSV, or trends for TensorBoard.",
 }
 
 

@@ -5,11 +5,12 @@ A trace as Parquet: one file, or a folder of files by rank and step, from which 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from dispatchmon.analysis.query import Filters, select
@@ -18,7 +19,6 @@ from dispatchmon.trace import Trace
 
 PARTITIONS = ("rank", "step")
 COMPRESSION = "zstd"
-_OPEN_FILES = 16  # a step is over before the next one begins; each open file holds rows in memory
 
 
 def write_parquet(
@@ -64,28 +64,32 @@ def write_partitioned(
     """
     if unknown := [name for name in by if name not in PARTITIONS]:
         raise ValueError(f"a trace is partitioned by {' and '.join(PARTITIONS)}, not by {unknown[0]!r}")
-    rows, schema = 0, _schema(trace)
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        nonlocal rows
-        for batch in select(trace, {}, filters or Filters(), on_progress=on_progress):
-            rows += batch.num_rows
-            yield batch.cast(schema)
-
+    rows, files = 0, dict[tuple[int, ...], int]()
+    schema = pa.schema([field for field in SCHEMA if field.name not in by], _schema(trace).metadata)
     folder.mkdir()
-    ds.write_dataset(
-        batches(),
-        folder,
-        schema=schema,
-        format="parquet",
-        file_options=ds.ParquetFileFormat().make_write_options(compression=COMPRESSION),
-        partitioning=ds.partitioning(pa.schema([SCHEMA.field(name) for name in by]), flavor="hive"),
-        basename_template="part-{i}.parquet",
-        max_partitions=1 << 30,
-        max_open_files=_OPEN_FILES,
-        existing_data_behavior="error",
-    )
+    with ExitStack() as opened:
+        writer, last = None, None
+        for key, piece in _pieces(select(trace, {}, filters or Filters(), on_progress=on_progress), by):
+            if writer is None or key != last:  # rows are in order of rank and step: one file is open at a time
+                opened.close()
+                place = folder.joinpath(*(f"{name}={value}" for name, value in zip(by, key, strict=True)))
+                place.mkdir(parents=True, exist_ok=True)
+                files[key] = files.get(key, -1) + 1
+                path = place / f"part-{files[key]}.parquet"
+                writer, last = opened.enter_context(pq.ParquetWriter(path, schema, compression=COMPRESSION)), key
+            writer.write_batch(piece.select(schema.names))
+            rows += piece.num_rows
     return rows
+
+
+def _pieces(batches: Iterable[pa.RecordBatch], by: Sequence[str]) -> Iterator[tuple[tuple[int, ...], pa.RecordBatch]]:
+    """Yield the batches, cut where one of the columns changes, each piece with the values of these columns."""
+    for batch in batches:
+        keys = np.stack([batch.column(name).to_numpy() for name in by], axis=1)
+        starts = [0, *(np.flatnonzero((np.diff(keys, axis=0) != 0).any(axis=1)) + 1).tolist()]
+        for start, stop in zip(starts, [*starts[1:], batch.num_rows], strict=True):
+            if stop > start:
+                yield tuple(keys[start].tolist()), batch.slice(start, stop - start)
 
 
 def _schema(trace: Trace) -> pa.Schema:
