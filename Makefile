@@ -16,7 +16,7 @@ SOURCES := pyproject.toml setup.py MANIFEST.in README.md LICENSE \
 export PYTHONSAFEPATH := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-models test-nonfinite test-operators test-versions behaviour lint bench docs clean
+.PHONY: help demo test test-audit test-models test-nonfinite test-operators test-versions behaviour lint bench docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -38,6 +38,9 @@ test-nonfinite: $(VENV)/.wheel ## all judges of `dispatchmon nonfinite`: fuzzed 
 
 behaviour: $(VENV)/.wheel ## learn again what operators do with NaN and Inf, for another torch
 	@$(BIN)/python tools/learn_behaviour.py
+
+test-audit: $(VENV)/.wheel ## judge the in-place audit by every program and a long fuzz
+	@DISPATCHMON_TEST_INSTALLED=1 DISPATCHMON_AUDIT=all $(BIN)/python -m pytest -n $(WORKERS) tests/test_audit*.py
 
 lint: $(VENV)/.wheel ## ruff and mypy --strict
 	@echo '[lint] ruff'

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = ("README.md", "docs/nonfinite.md")
+DOCUMENTS = ("README.md", "docs/nonfinite.md", "docs/audit.md")
 BLOCK = re.compile(r"(<!-- output: (?P<command>.+?) -->\n```text\n)(?P<output>.*?)(?=```$)", re.DOTALL | re.MULTILINE)
 VARIABLE = re.compile(r"\d+(\.\d+)?e[+-]?\d+|\d+\.\d+|\d+(?= ?(?:[nµm]?s|%|[kMG]?B)(?!\w))")
 

@@ -23,7 +23,8 @@ from dispatchmon.trace import Trace
 __all__ = ["Audit", "Finding", "Victim", "Writes", "all_writes", "audit"]
 
 _ORDER = ("error", "warning", "note")
-_KNOWN_LIARS = ("aten.", "c10d.", "inductor.")  # operators of torch whose schemas hide a write
+# Operators of torch itself, of which some have schemas that hide a write.
+_KNOWN_LIARS = ("aten.", "c10d.", "_c10d_functional.", "fsdp.", "inductor.", "prims.", "quantized.", "symm_mem.")
 _WHAT = ("op", "module", "phase", "source", "arg", "name", "shape", "dtype")
 
 _HAZARDS = f"""

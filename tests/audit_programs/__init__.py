@@ -1,0 +1,1 @@
+"""Programs by which the audit is judged."""
