@@ -80,7 +80,7 @@ class EventWriter:
         if not self.sees_writes:
             values.new_epoch()
         event = mode.event_of()
-        asked = values.measuring, values.reason
+        asked, touched = (values.measuring, values.reason), values.touched
         values.measuring, values.reason = values.statistics is not None, NOT_ASKED
         first = len(values.rows)
         try:
@@ -92,7 +92,7 @@ class EventWriter:
         except Exception:
             self.failures += 1
         finally:
-            values.measuring, values.reason = asked
+            (values.measuring, values.reason), values.touched = asked, touched  # to look is not to read
             mode.add_event(pack_event(event, operator, 0, context, -1, node, source, start, duration))
         hits = [] if self.alerts is None else self.alerts.check(subject, values, first)
         for hit in hits:
@@ -129,4 +129,3 @@ class EventWriter:
         if isinstance(error, DispatchmonError):
             raise error
         self.failures += 1
-

@@ -240,7 +240,7 @@ class _Recording:
         self.hazards = Hazards(self.tables, self.values, self.sources, settings.on_hazard)
         self.saved = SavedValues(self.values, self.tracker, self.hazards, self.plans.unseen(0, NOBODY))
         self.borders = Borders(self.values, self.tracker, self.hazards, {} if model is None else owned_by(model))
-        audited = len(settings.phases) == len(PHASES)
+        audited = len(settings.phases) == len(PHASES) and "ops" in settings.record  # else it would not see every write
         self.tracker.borders = self.borders if audited else None
         self.mode = RecordingMode(
             self.plans, self.values, self.tracker, self.sources, frozenset(settings.phases), self.flush,

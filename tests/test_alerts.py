@@ -127,7 +127,9 @@ def test_a_jump_needs_a_history():
     """The first values of a run, whatever they are, are no jump."""
     model = nn.Identity()
     values = [1e-8, 1.0, 1e8]
-    rows = quietly(torch.no_grad()(lambda: [model(torch.full((2,), v)) for v in values]), model, rules=[Rule(jump=2)], **BOTH)
+    rows = quietly(
+        torch.no_grad()(lambda: [model(torch.full((2,), v)) for v in values]), model, rules=[Rule(jump=2)], **BOTH
+    )
     assert not alerts(rows)
 
 
@@ -287,3 +289,44 @@ def test_settings_that_cannot_be_meant(settings, words):
     with pytest.raises(SettingError) as caught:
         DispatchMonitor(nn.Linear(1, 1), **settings)
     assert str(caught.value).startswith(words)
+
+
+def test_an_alert_and_a_hazard_in_one_batch():
+    """Each keeps the event that caused it."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Identity())
+
+    def run():
+        x = torch.ones(1, 2, requires_grad=True)
+        y = (x * 2).exp()
+        y.data.mul_(2)  # what exp saved
+        model(y).sum().backward()
+
+    rows = quietly(run, model, rules=[Rule("0", "input", "norm", above=1)], record=("ops", "modules"))
+    (alert,) = alerts(rows)
+    assert next(r for r in rows if r["event"] == alert["cause_event"])["kind"] == "module"
+    hazards = [row for row in rows if row["kind"] == "hazard"]
+    assert hazards
+    assert all(next(r for r in rows if r["event"] == h["cause_event"])["op"] == "aten.mul_.Tensor" for h in hazards)
+
+
+def test_looking_at_modules_is_no_reading():
+    """The audit finds the same with and without module events."""
+
+    class Steals(nn.Module):
+        def forward(self, x):
+            return x.relu_().sum()
+
+    model = nn.ModuleList([Steals(), nn.Identity()])
+
+    @torch.no_grad()
+    def run():
+        x = torch.tensor([-1.0, 1.0])
+        model[0](x)
+        model[1](x + 1)
+
+    found = [
+        [(r["op"], r["role"], r["arg"]) for r in quietly(run, model, record=record_) if r["kind"] == "hazard"]
+        for record_ in (("ops",), ("ops", "modules"))
+    ]
+    assert found[0] == found[1]
+    assert found[0]
