@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from dispatchmon.borders import Borders, in_function
 from dispatchmon.errors import HazardError
+from dispatchmon.errors import DispatchmonError
 from dispatchmon.module_tracker import FOREIGN_KEY, ModuleTracker
 from dispatchmon.operators import (
     COMPOSITE,
@@ -54,7 +55,11 @@ from dispatchmon.values import HISTORY, Values
 
 pack_event = EVENT.pack
 # What the operator must find as it is without a mode.
-GUARDS: dict[int, Any] = {UNCOUNTED: version_counters_moving, MAY_LIE: version_counters_moving, KEYED: keys_of_the_caller}
+GUARDS: dict[int, Any] = {
+    UNCOUNTED: version_counters_moving,
+    MAY_LIE: version_counters_moving,
+    KEYED: keys_of_the_caller,
+}
 frame_of = sys._getframe
 Pending = tuple[int, int, int, int, int, int]  # event, arguments, context, number, node, source
 
@@ -95,6 +100,7 @@ class RecordingMode(TorchDispatchMode):
         self.newest_node = 0  # number that the next autograd node will have, as far as is known
         self.nested = 0  # handlers that wait for an inner operator
         self.own_ns = 0  # time in the handler that was not the operator's
+        self.failed: Any = None  # called with an error of our own, which ends the recording
         self.left_out = 0  # operators of phases that were not asked for
         self.watch: Any = None  # see watch.py; None: a NaN or Inf is only recorded
 
@@ -111,7 +117,11 @@ class RecordingMode(TorchDispatchMode):
         plan = self.plans[func]
         if plan.special or types or self.phases is not None:
             return self.unusual(plan, func, types, args, kwargs or {})
-        pending = self.before(plan, args, kwargs, frame_of(1))
+        try:
+            pending = self.before(plan, args, kwargs, frame_of(1))
+        except Exception as error:  # a fault of ours must not reach the training loop
+            self.give_up(error)
+            return func(*args, **kwargs) if kwargs else func(*args)
         start = perf_counter_ns()
         try:
             result = func(*args, **kwargs) if kwargs else func(*args)
@@ -119,9 +129,21 @@ class RecordingMode(TorchDispatchMode):
             self.raised(plan, pending, start, args, kwargs, error)
             raise
         duration = perf_counter_ns() - start
-        self.after(plan, pending, args, kwargs, result, start, duration)
+        try:
+            self.after(plan, pending, args, kwargs, result, start, duration)
+        except DispatchmonError:  # on_nonfinite, on_hazard
+            raise
+        except Exception as error:
+            self.give_up(error)
         self.own_ns += perf_counter_ns() - entered - duration
         return result
+
+    def give_up(self, error: Exception) -> None:
+        """Record nothing more: something of ours went wrong."""
+        self.idle = True
+        if self.failed is None:
+            raise error
+        self.failed(error)
 
     def before(self, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any] | None, frame: Any) -> Pending:
         """Rows of the tensors that go in; what else is known before the operator runs."""

@@ -129,4 +129,3 @@ class EventWriter:
         if isinstance(error, DispatchmonError):
             raise error
         self.failures += 1
-
