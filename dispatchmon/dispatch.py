@@ -20,8 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from dispatchmon.borders import Borders, in_function
-from dispatchmon.errors import HazardError
-from dispatchmon.errors import DispatchmonError
+from dispatchmon.errors import DispatchmonError, HazardError
 from dispatchmon.module_tracker import FOREIGN_KEY, ModuleTracker
 from dispatchmon.operators import (
     COMPOSITE,
@@ -353,17 +352,19 @@ class RecordingMode(TorchDispatchMode):
                 return call_composite(func, args, kwargs)
         if any(is_opaque(kind) for kind in types):
             return self.pass_on(plan, func, args, kwargs, frame)
-        if plan.special == HIGHER_ORDER:
-            seen: tuple[Any, ...] = (tree_leaves((args, kwargs)),)
-            pending = self.before(plan, seen, None, frame)
-        else:
-            seen = args
-            pending = self.before(plan, args, kwargs, frame)
-        lie = self.expect_lie(args, kwargs, len(self.values.rows), pending) if plan.special == MAY_LIE else None
+        guard = GUARDS.get(plan.special, nullcontext)
+        seen, named = ((tree_leaves((args, kwargs)),), None) if plan.special == HIGHER_ORDER else (args, kwargs)
+        try:
+            pending = self.before(plan, seen, named, frame)
+            lie = self.expect_lie(args, kwargs, len(self.values.rows), pending) if plan.special == MAY_LIE else None
+        except Exception as error:  # a fault of ours
+            self.give_up(error)
+            with guard():
+                return func(*args, **kwargs)
         self.nested += 1
         start = perf_counter_ns()
         try:
-            with GUARDS.get(plan.special, nullcontext)():
+            with guard():
                 result = func(*args, **kwargs)
         except BaseException as error:
             self.nested -= 1
@@ -371,14 +372,17 @@ class RecordingMode(TorchDispatchMode):
             raise
         duration = perf_counter_ns() - start
         self.nested -= 1
-        if plan.special == WAIT:
-            self.values.arrived(args[0])
-        if lie is not None:
-            plan = self.found_lie(plan, func, lie, pending)
-        if plan.special == HIGHER_ORDER:
-            self.after(plan, pending, seen, None, (tree_leaves(result),), start, duration)
-        else:
-            self.after(plan, pending, args, kwargs, result, start, duration)
+        try:
+            if plan.special == WAIT:
+                self.values.arrived(args[0])
+            if lie is not None:
+                plan = self.found_lie(plan, func, lie, pending)
+            made = (tree_leaves(result),) if plan.special == HIGHER_ORDER else result
+            self.after(plan, pending, seen, named, made, start, duration)
+        except DispatchmonError:
+            raise
+        except Exception as error:
+            self.give_up(error)
         return result
 
     def pass_on(self, plan: Plan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any) -> Any:
