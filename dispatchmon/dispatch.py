@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from dispatchmon.borders import Borders, in_function
-from dispatchmon.errors import HazardError
+from dispatchmon.errors import DispatchmonError, HazardError
 from dispatchmon.module_tracker import FOREIGN_KEY, ModuleTracker
 from dispatchmon.operators import (
     COMPOSITE,
@@ -54,7 +54,11 @@ from dispatchmon.values import HISTORY, Values
 
 pack_event = EVENT.pack
 # What the operator must find as it is without a mode.
-GUARDS: dict[int, Any] = {UNCOUNTED: version_counters_moving, MAY_LIE: version_counters_moving, KEYED: keys_of_the_caller}
+GUARDS: dict[int, Any] = {
+    UNCOUNTED: version_counters_moving,
+    MAY_LIE: version_counters_moving,
+    KEYED: keys_of_the_caller,
+}
 frame_of = sys._getframe
 Pending = tuple[int, int, int, int, int, int]  # event, arguments, context, number, node, source
 
@@ -95,6 +99,7 @@ class RecordingMode(TorchDispatchMode):
         self.newest_node = 0  # number that the next autograd node will have, as far as is known
         self.nested = 0  # handlers that wait for an inner operator
         self.own_ns = 0  # time in the handler that was not the operator's
+        self.failed: Any = None  # called with an error of our own, which ends the recording
         self.left_out = 0  # operators of phases that were not asked for
         self.watch: Any = None  # see watch.py; None: a NaN or Inf is only recorded
 
@@ -111,7 +116,11 @@ class RecordingMode(TorchDispatchMode):
         plan = self.plans[func]
         if plan.special or types or self.phases is not None:
             return self.unusual(plan, func, types, args, kwargs or {})
-        pending = self.before(plan, args, kwargs, frame_of(1))
+        try:
+            pending = self.before(plan, args, kwargs, frame_of(1))
+        except Exception as error:  # a fault of ours must not reach the training loop
+            self.give_up(error)
+            return func(*args, **kwargs) if kwargs else func(*args)
         start = perf_counter_ns()
         try:
             result = func(*args, **kwargs) if kwargs else func(*args)
@@ -119,9 +128,21 @@ class RecordingMode(TorchDispatchMode):
             self.raised(plan, pending, start, args, kwargs, error)
             raise
         duration = perf_counter_ns() - start
-        self.after(plan, pending, args, kwargs, result, start, duration)
+        try:
+            self.after(plan, pending, args, kwargs, result, start, duration)
+        except DispatchmonError:  # on_nonfinite, on_hazard
+            raise
+        except Exception as error:
+            self.give_up(error)
         self.own_ns += perf_counter_ns() - entered - duration
         return result
+
+    def give_up(self, error: Exception) -> None:
+        """Record nothing more: something of ours went wrong."""
+        self.idle = True
+        if self.failed is None:
+            raise error
+        self.failed(error)
 
     def before(self, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any] | None, frame: Any) -> Pending:
         """Rows of the tensors that go in; what else is known before the operator runs."""
@@ -331,17 +352,19 @@ class RecordingMode(TorchDispatchMode):
                 return call_composite(func, args, kwargs)
         if any(is_opaque(kind) for kind in types):
             return self.pass_on(plan, func, args, kwargs, frame)
-        if plan.special == HIGHER_ORDER:
-            seen: tuple[Any, ...] = (tree_leaves((args, kwargs)),)
-            pending = self.before(plan, seen, None, frame)
-        else:
-            seen = args
-            pending = self.before(plan, args, kwargs, frame)
-        lie = self.expect_lie(args, kwargs, len(self.values.rows), pending) if plan.special == MAY_LIE else None
+        guard = GUARDS.get(plan.special, nullcontext)
+        seen, named = ((tree_leaves((args, kwargs)),), None) if plan.special == HIGHER_ORDER else (args, kwargs)
+        try:
+            pending = self.before(plan, seen, named, frame)
+            lie = self.expect_lie(args, kwargs, len(self.values.rows), pending) if plan.special == MAY_LIE else None
+        except Exception as error:  # a fault of ours
+            self.give_up(error)
+            with guard():
+                return func(*args, **kwargs)
         self.nested += 1
         start = perf_counter_ns()
         try:
-            with GUARDS.get(plan.special, nullcontext)():
+            with guard():
                 result = func(*args, **kwargs)
         except BaseException as error:
             self.nested -= 1
@@ -349,14 +372,17 @@ class RecordingMode(TorchDispatchMode):
             raise
         duration = perf_counter_ns() - start
         self.nested -= 1
-        if plan.special == WAIT:
-            self.values.arrived(args[0])
-        if lie is not None:
-            plan = self.found_lie(plan, func, lie, pending)
-        if plan.special == HIGHER_ORDER:
-            self.after(plan, pending, seen, None, (tree_leaves(result),), start, duration)
-        else:
-            self.after(plan, pending, args, kwargs, result, start, duration)
+        try:
+            if plan.special == WAIT:
+                self.values.arrived(args[0])
+            if lie is not None:
+                plan = self.found_lie(plan, func, lie, pending)
+            made = (tree_leaves(result),) if plan.special == HIGHER_ORDER else result
+            self.after(plan, pending, seen, named, made, start, duration)
+        except DispatchmonError:
+            raise
+        except Exception as error:
+            self.give_up(error)
         return result
 
     def pass_on(self, plan: Plan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any) -> Any:

@@ -247,6 +247,7 @@ class _Recording:
             self.saved, self.borders,
         )  # fmt: skip
         self.mode.full = BATCH_ROWS * ROW.size
+        self.mode.failed = self.failed
         if settings.on_nonfinite != "record" and self.statistics is not None:  # it is asked only by operators
             self.mode.watch = Watch(self.statistics, self.plans, settings.on_nonfinite == "raise", self.catch_up)
         self.pushed = False
@@ -418,6 +419,11 @@ class _Recording:
             f"dispatchmon: {did} to {self.path} ({size / 1e6:.1f} MB), {writes}{stands_out}. "
             f"Next: dispatchmon {command} {self.path}"
         )
+
+    def failed(self, error: Exception) -> None:
+        """A fault of ours while looking at an operator: recording stops with a warning, the loop goes on."""
+        self.sink.error = self.sink.error or error
+        self.complain()
 
     def complain(self) -> None:
         """One warning when the trace cannot be written; training goes on."""

@@ -70,12 +70,16 @@ class Geometries(dict[Any, tuple[int, int, Layout | None, Any]]):
     def __init__(self, table: Table) -> None:
         self.table = table
         self.memories: dict[Any, int] = {}
+        self.next_memory = count().__next__
 
     def __missing__(self, key: tuple[torch.Size, tuple[int, ...], int, torch.dtype]) -> Any:
         shape, stride, offset, dtype = key
         number = self.table.add((tuple(shape), tuple(stride), offset, dtype, shape.numel()))
         runs, repeat = runs_of(shape, stride)
-        memory = self.memories.setdefault((runs, repeat, offset, dtype), len(self.memories))
+        place = runs, repeat, offset, dtype
+        memory = self.memories.get(place)
+        if memory is None:
+            memory = self.memories[place] = self.next_memory()
         layout = None if 0 in shape else layout_of(runs, repeat, offset, dtype)
         entry = self[key] = number, memory if 0 not in shape else -1, layout, key
         return entry
@@ -83,6 +87,7 @@ class Geometries(dict[Any, tuple[int, int, Layout | None, Any]]):
     def forget(self) -> None:
         """Start again; memory numbers, which tags remember, go on."""
         self.clear()
+        self.memories.clear()
         self.table.forget()
 
 

@@ -165,3 +165,28 @@ def test_phase_filter_leaves_rows_of_these_phases_only() -> None:
 
     assert {r["phase"] for r in record(run, model, phases=("backward",))} == {"backward"}
     assert {r["phase"] for r in record(run, model)} == {"forward", "backward", "optimizer"}
+
+
+@pytest.mark.parametrize("method", ["before", "after"])
+def test_a_fault_of_ours_stops_the_recording_and_not_the_training(tmp_path: Path, monkeypatch, method) -> None:
+    """One warning, the operator's result all the same, and the trace says why it ends."""
+    from dispatchmon import open_trace
+    from dispatchmon.dispatch import RecordingMode
+
+    original, calls = getattr(RecordingMode, method), []
+
+    def faulty(self, *args):
+        calls.append(1)
+        if len(calls) > 3:
+            raise KeyError("a fault")
+        return original(self, *args)
+
+    monkeypatch.setattr(RecordingMode, method, faulty)
+    path = tmp_path / "t.arrow"
+    monitor = DispatchMonitor(MODEL, path, quiet=True)
+    with pytest.warns(RuntimeWarning, match="was given up after an error: KeyError") as caught, monitor:
+        results = [MODEL(torch.ones(1, 2)) for _ in range(3)]
+    assert len(caught) == 1
+    assert all(torch.equal(r, MODEL(torch.ones(1, 2))) for r in results)
+    assert isinstance(monitor.error, KeyError)
+    assert not open_trace(path).complete

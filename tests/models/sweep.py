@@ -95,7 +95,7 @@ class Program:
                 loss.backward()
                 optimizer.step()
                 states = [state["momentum_buffer"] for state in optimizer.state.values()]
-                self.living_bytes = living_bytes(model)
+                self.living_bytes = living_bytes()
                 return loss, leaves(output), states
         else:
             inputs = self.architecture.for_evaluation(inputs)
@@ -115,16 +115,13 @@ class Program:
         return [name for name, ref in self.mortal if ref() is not None]
 
 
-def living_bytes(model: Any) -> int:
-    """How many bytes the living tensors hold, each memory once."""
-    grads = [parameter.grad for parameter in model.parameters()]  # an object each, which a mode makes anyway
+def living_bytes() -> int:
+    """How many bytes the living tensors and their gradients hold, each memory once."""
     gc.collect()
-    sizes: dict[int, int] = {}
-    for each in (*gc.get_objects(), *grads):
-        if issubclass(type(each), torch.Tensor) and each.layout == torch.strided:
-            storage = each.untyped_storage()
-            sizes[storage._cdata] = storage.nbytes()
-    return sum(sizes.values())
+    tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+    grads = [each.grad for each in tensors if each.is_leaf and each.grad is not None]  # no object yet, without a mode
+    storages = [each.untyped_storage() for each in tensors + grads if each.layout == torch.strided]
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
 
 # ---------------------------------------------------------------------------------------------------- one architecture
