@@ -19,6 +19,8 @@ SORTS: tuple[str, ...] = get_args(Sort)
 _KINDS = ("op", "module", "parameter")  # what a summary is about: the first of these that the trace holds
 _ORDER = {sort: f"{sort} DESC NULLS LAST" for sort in SORTS} | {"time": "time_ns DESC", "name": "key NULLS LAST"}
 _MAGNITUDE = "greatest(abs(min), abs(max))"  # greatest() ignores nulls
+# What an in-place write finds is an earlier result, and shown there, or memory that nobody has written.
+_MADE = "coalesce(NOT (written AND role = 'input'), true)"
 _REAL = "(dtype LIKE '%float%' OR dtype LIKE 'complex%')"  # of integers, indices and counters, the largest says nothing
 
 # Every event has `arguments` on its first row and nowhere else, so that row stands for the event.
@@ -53,7 +55,7 @@ QUALIFY is_total = 1 OR row_number() OVER (PARTITION BY kind, is_total ORDER BY 
 ORDER BY is_total DESC, {order}, key NULLS LAST
 """
 _GROUP_COLUMNS = (
-    *("kind", "arguments", "mutation", "duration_ns", "step", "rank", "dtype"),
+    *("kind", "arguments", "mutation", "duration_ns", "step", "rank", "dtype", "role", "written"),
     *("min", "max", "nan", "inf"),
 )
 
@@ -215,9 +217,9 @@ def summarize(
     total = totals[kind]
     first = largest = None
     if total["nan"] or total["inf"]:
-        first = _first(trace, kind, filters, "nan > 0 OR inf > 0", None)
+        first = _first(trace, kind, filters, f"{_MADE} AND (nan > 0 OR inf > 0)", None)
     if total["largest"] is not None:
-        largest = _first(trace, kind, filters, f"{_REAL} AND {_MAGNITUDE} = $magnitude", total["largest"])
+        largest = _first(trace, kind, filters, f"{_REAL} AND {_MADE} AND {_MAGNITUDE} = $magnitude", total["largest"])
     return Summary(
         by=by,
         kind=kind,
@@ -229,7 +231,9 @@ def summarize(
 
 def groups_sql(by: str, sort: str) -> str:
     """Return the one aggregation that a summary is made of, over a table `trace`; its parameter `top` cuts the groups."""
-    return _GROUPS.format(by=by, magnitude=_MAGNITUDE, real_only=f"(WHERE {_REAL})", kinds=_KINDS, order=_ORDER[sort])
+    return _GROUPS.format(
+        by=by, magnitude=_MAGNITUDE, real_only=f"(WHERE {_REAL} AND {_MADE})", kinds=_KINDS, order=_ORDER[sort]
+    )
 
 
 def _first(trace: Trace, kind: str, filters: Filters, condition: str, magnitude: float | None) -> Sighting | None:
@@ -249,7 +253,7 @@ def _first(trace: Trace, kind: str, filters: Filters, condition: str, magnitude:
         for rank in trace.ranks:
             if not filters.ranks or rank in filters.ranks:
                 of_rank = replace(filters, ranks=(rank,))
-                yield from query(trace, sql, ("kind", "min", "max", *columns), of_rank, values=values)
+                yield from query(trace, sql, ("kind", "min", "max", "written", *columns), of_rank, values=values)
 
     row = min(firsts(), key=lambda row: (row["step"], row["event"], row["rank"]), default=None)
     if row is None:
