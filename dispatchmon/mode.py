@@ -346,7 +346,7 @@ class _Recording:
         if os.getpid() != self.pid or self.tracker.borders is None:
             return
         with DisableTorchFunction():
-            self.hazards.action = "record" if error is not None or self.hazards.action == "raise" else "warn"
+            self.hazards.action = "warn" if self.hazards.action != "record" and error is None else "record"
             self.borders.judge_arguments()
             self.hazards.action = "record"
             if error is None:
