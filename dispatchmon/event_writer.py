@@ -15,7 +15,7 @@ from torch import Tensor
 from dispatchmon.alerts import Alerts, Hit
 from dispatchmon.dispatch import RecordingMode
 from dispatchmon.errors import DispatchmonError
-from dispatchmon.records import ALERT, EVENT, LIVE, NOT_ASKED, ROW
+from dispatchmon.records import ALERT, EVENT, NOT_ASKED, ROW
 from dispatchmon.tables import Tables
 from dispatchmon.torch_internals import DisableTorchFunction, local_part
 from dispatchmon.values import Values
@@ -130,5 +130,3 @@ class EventWriter:
             raise error
         self.failures += 1
 
-
-__all__ = ["LIVE", "UNTIMED", "EventWriter", "Seen"]

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from programs.distributed import build_ddp, build_fsdp2, train
+from programs.distributed import build_ddp, build_fsdp2
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -54,5 +54,3 @@ def compare(rank: int, kind: str, folder: str) -> None:
     dist.barrier()
     dist.destroy_process_group()
 
-
-__all__ = ["compare", "train"]

@@ -51,7 +51,13 @@ def test_forward(path):
     """A logarithm of zero: operator, numbers, and the loss that it reached."""
     answer = backward_of([1.0, 0.0, 0.0], torch.log, path)
     first = answer.first
-    assert (first.op, first.module, first.phase, first.kind, first.what) == ("aten.log.default", "", "forward", "made", "inf")
+    assert (first.op, first.module, first.phase, first.kind, first.what) == (
+        "aten.log.default",
+        "",
+        "forward",
+        "made",
+        "inf",
+    )
     assert "made 2 -Inf of 3 elements from finite inputs (min 0, max 1)" in first.message
     assert first.inputs_finite
     assert (first.inputs[0].name, first.inputs[0].zero) == ("w", 2)
@@ -138,7 +144,9 @@ def test_underflow_is_a_note(path):
     """What becomes zero in a cast to half precision is no alarm, and worth a line."""
     answer = found(lambda: torch.tensor([1.0, 1e-9, 1e-10]).half(), path)
     assert answer.origins == ()
-    assert [(n.kind, n.message.split(" in `")[0]) for n in answer.notes] == [("underflow", "2 of 3 elements became 0 in float16")]
+    assert [(n.kind, n.message.split(" in `")[0]) for n in answer.notes] == [
+        ("underflow", "2 of 3 elements became 0 in float16")
+    ]
 
 
 def test_adam_in_half_precision(path):
@@ -329,7 +337,9 @@ def test_an_origin_was_found(path, capsys):
     status, out, _ = command(capsys, "nonfinite", path)
     lines = out.splitlines()
     assert status == 2
-    assert lines[0].startswith("`aten.exp.default` in the model itself made 1 +Inf of 2 elements from finite inputs (min 1, max 200)")
+    assert lines[0].startswith(
+        "`aten.exp.default` in the model itself made 1 +Inf of 2 elements from finite inputs (min 1, max 200)"
+    )
     assert lines[1] == "  went on to:"
     assert lines[2].startswith("    the gradient: aten.add.Tensor in the model itself at test_nonfinite.py:")
     assert lines[4] == "Another origin:"
@@ -362,7 +372,15 @@ def test_ranks_are_merged(tmp_path):
     """Each rank is followed by itself; the earliest step comes first."""
     row = {"op": "aten.log.default", "storage": 1, "version": 0, "shape": [2], "stride": [1], "offset": 0, "numel": 2}
     finite = row | {"min": 0.0, "max": 1.0, "nan": 0, "inf": 0, "posinf": 0, "arg": "self"}
-    spoiled = row | {"event": 0, "arguments": None, "role": "output", "arg": "out0", "storage": 2, "min": 0.0, "max": 0.0}
+    spoiled = row | {
+        "event": 0,
+        "arguments": None,
+        "role": "output",
+        "arg": "out0",
+        "storage": 2,
+        "min": 0.0,
+        "max": 0.0,
+    }
     for rank, step in ((0, 4), (1, 3)):
         rows = [{**finite, "event": 0}, {**spoiled, "nan": 0, "inf": 1, "posinf": 0}]
         rows = [{**r, "rank": rank, "step": step} for r in rows]
@@ -375,7 +393,10 @@ def test_a_trace_without_counts_says_so(path, capsys):
     """Without the statistics nan and inf nothing is claimed."""
     found(lambda: torch.tensor(-1.0).log(), path, stats=("min", "max"))
     status, out, _ = command(capsys, "nonfinite", path)
-    assert (status, out) == (0, "NaN and Inf were not counted in this trace; record it with the statistics nan and inf.\n")
+    assert (status, out) == (
+        0,
+        "NaN and Inf were not counted in this trace; record it with the statistics nan and inf.\n",
+    )
 
 
 def test_a_trace_without_maps_is_read_by_its_counts(tmp_path):
@@ -383,7 +404,16 @@ def test_a_trace_without_maps_is_read_by_its_counts(tmp_path):
     place = {"shape": [4], "stride": [1], "offset": 0, "numel": 4, "posinf": 0, "inf": 0, "version": 0}
     rows = [
         {**place, "event": 0, "op": "aten.sqrt.default", "storage": 1, "nan": 1, "min": -1.0, "max": 1.0},
-        {**place, "event": 0, "op": "aten.sqrt.default", "storage": 2, "nan": 3, "role": "output", "arg": "out0", "arguments": None},
+        {
+            **place,
+            "event": 0,
+            "op": "aten.sqrt.default",
+            "storage": 2,
+            "nan": 3,
+            "role": "output",
+            "arg": "out0",
+            "arguments": None,
+        },
     ]
     answer = find_nonfinite(open_trace(write_trace(tmp_path / "t.arrow", rows)))
     assert {o.kind for o in answer.origins} == {"external", "made"}

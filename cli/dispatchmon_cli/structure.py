@@ -53,7 +53,9 @@ def _cells(answer: Structure) -> Cells:
         [_indented(m.name), m.kind, count(m.calls) if m.calls else "-", _ports(m.inputs), _ports(m.outputs)]
         for m in answer.modules
     ]
-    return Cells(("module", "class", "calls", "inputs", "outputs"), rows, numeric=False, cut=frozenset({0, 3, 4}), spare=(1,))
+    return Cells(
+        ("module", "class", "calls", "inputs", "outputs"), rows, numeric=False, cut=frozenset({0, 3, 4}), spare=(1,)
+    )
 
 
 def _indented(name: str) -> str:

@@ -24,7 +24,8 @@ from dispatchmon.analysis.nonfinite.rules import Seen, judge, seen
 from dispatchmon.analysis.nonfinite.unwritten import UnwrittenMemory
 from dispatchmon.cells import Mask, as_cells, elements
 
-MOST_EVENTS = 50_000  # with non-finite results that are followed
+MOST_NAN = 20_000  # events whose results hold NaN that are followed: then it is everywhere
+MOST_EVENTS = 300_000  # events with any non-finite result; masks make two in every layer
 
 
 class Search:
@@ -41,6 +42,7 @@ class Search:
         self.sources: dict[int, list[int]] = {}  # event -> events that made its non-finite inputs
         self.roots: dict[int, set[int]] = {}  # event -> findings that its results descend from
         self.events: dict[int, Event] = {}  # those with non-finite results
+        self.nan_events = 0
         self.last_read: dict[int, int] = {}
         self.last_write: dict[int, int] = {}
         self.names: dict[int, str] = {}
@@ -60,7 +62,7 @@ class Search:
                 for storage in dying.get(event.first.event, ()):
                     self.memory.forget(storage)
                     self.writers.pop(storage, None)
-            if len(self.events) >= MOST_EVENTS:
+            if self.nan_events >= MOST_NAN or len(self.events) >= MOST_EVENTS:
                 self.stopped = event.first
                 return
 
@@ -129,6 +131,10 @@ class Search:
     def remember(self, event: Event, inputs: list[Seen], shown: set[int]) -> None:
         """Keep what the chains need of an event with non-finite results."""
         number = event.first.event
+        if any(row.nan for row in event.outputs):
+            self.nan_events += 1
+        elif all(self.findings[root].kind == DELIBERATE for root in shown):  # a mask: one row is enough
+            event = Event([next(row for row in event.outputs if row.nonfinite)])
         self.events[number] = event
         self.roots[number] = shown
         self.sources[number] = self.parents(inputs)
