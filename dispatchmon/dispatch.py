@@ -54,7 +54,11 @@ from dispatchmon.values import HISTORY, Values
 
 pack_event = EVENT.pack
 # What the operator must find as it is without a mode.
-GUARDS: dict[int, Any] = {UNCOUNTED: version_counters_moving, MAY_LIE: version_counters_moving, KEYED: keys_of_the_caller}
+GUARDS: dict[int, Any] = {
+    UNCOUNTED: version_counters_moving,
+    MAY_LIE: version_counters_moving,
+    KEYED: keys_of_the_caller,
+}
 frame_of = sys._getframe
 Pending = tuple[int, int, int, int, int, int]  # event, arguments, context, number, node, source
 
