@@ -85,9 +85,8 @@ class SavedValues:
         self.copies = -1  # number of the CopySlices that ran last, if no other node was looked at since
         self.made = bytearray()  # packed, see MADE
         self.cloned = -1  # event of a clone that an in-place operator may have dispatched
-        self.views: dict[
-            int, tuple[Victim, tuple[Any, ...]]
-        ] = {}  # CopySlices by number: its operator, tags of its arguments
+        # CopySlices by number: its operator, and the tags of its arguments.
+        self.views: dict[int, tuple[Maker, tuple[Any, ...]]] = {}
         self.names: dict[type, tuple[str, ...]] = {}
         self.unknown: dict[str, int] = {}
         values.changed_unseen = self.changed_unseen
