@@ -40,7 +40,7 @@ from dispatchmon.operator_effects import (
 from dispatchmon.operators import Plan
 from dispatchmon.regions import Region, overlap
 from dispatchmon.saved_values import region_of, tensors_in
-from dispatchmon.torch_internals import call_implementation
+from dispatchmon.torch_internals import DisableTorchFunction, call_implementation
 from dispatchmon.values import EPOCH, HISTORY, LABEL, Values
 
 DEEPEST = 6  # of nested containers
@@ -112,23 +112,32 @@ class Borders:
     # ------------------------------------------------------------------------------------------------- calls
     def enter(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         """A module is called."""
-        inside: list[Noted] | None = None
-        for value in args if not keywords else (*args, *keywords.values()):
-            if not isinstance(value, Tensor) and type(value) not in _ATOMS:
-                inside = list(self.in_containers(args, keywords))
-                break
         if not self.given:
             self.grad_at_entry = torch.is_grad_enabled()
             self.root += 1
             if self.undecided:
-                self.judge_arguments()
-        self.given.append([args, keywords, inside, None])
+                with DisableTorchFunction():
+                    self.judge_arguments()
+        call: Call = [args, keywords, None, None]
+        self.given.append(call)
         if not self.grad_at_entry:
-            for value in (*args, *keywords.values()):
-                self.crosses(value)
-            for _, tag, _, _ in inside or ():
-                if self.name_of(tag):
-                    self.history(tag).crossed = self.root
+            self.look_at(call)
+            return
+        for value in args if not keywords else (*args, *keywords.values()):
+            if not isinstance(value, Tensor) and type(value) not in _ATOMS:
+                self.look_at(call)
+                return
+
+    def look_at(self, call: Call) -> None:
+        """The tensors in containers, and the parameters, that a call is given."""
+        with DisableTorchFunction():
+            call[IN_CONTAINERS] = list(self.in_containers(call[ARGS], call[KEYWORDS]))
+            if not self.grad_at_entry:
+                for value in (*call[ARGS], *call[KEYWORDS].values()):
+                    self.crosses(value)
+                for _, tag, _, _ in call[IN_CONTAINERS]:
+                    if self.name_of(tag):
+                        self.history(tag).crossed = self.root
 
     def skip(self) -> None:
         """A call that is not judged: of a checkpoint's recomputation, or in a step that is not recorded."""
@@ -156,15 +165,18 @@ class Borders:
             _, tag, theft = self.named.pop()
             history = self.history(tag)
             self.set_thefts(tag, [t for t in history.thefts if t is not theft])
-        if call is None:
-            return
+        if call is not None and (call[TAKEN] or not self.given or not self.grad_at_entry):
+            with DisableTorchFunction():
+                self.judge_end(call, result)
+
+    def judge_end(self, call: Call, result: Any) -> None:
+        """A call is over that wrote over an argument, or was the outermost one, or ran without gradients."""
         if not self.grad_at_entry:
             self.crosses(result)
         if not self.given:
             self.read_by_return(result)
-        if call[TAKEN]:
-            for evidence in call[TAKEN].values():
-                self.call_took(result, *evidence)
+        for evidence in (call[TAKEN] or {}).values():
+            self.call_took(result, *evidence)
 
     def call_took(
         self, result: Any, tag: list[Any], note: Note, entry: Any, region: Region, argument: str, reference: Any

@@ -28,7 +28,6 @@ from dispatchmon.errors import MonitorStateError, SettingError, TraceExistsError
 from dispatchmon.event_writer import EventWriter
 from dispatchmon.flight_recorder import FlightRecorder
 from dispatchmon.handover import Handover
-from dispatchmon.hazard_words import NOBODY
 from dispatchmon.hazards import Hazards
 from dispatchmon.module_tracker import ModuleTracker, wrap_while_needed
 from dispatchmon.module_values import ModuleValues, module_types_of
@@ -238,7 +237,7 @@ class _Recording:
         self.right_mode = settings.training is None or model is None or model.training == settings.training
         self.plans = Plans(self.tables.operators, self.tables.arguments, self.tables.literals, settings.ops)
         self.hazards = Hazards(self.tables, self.values, self.sources, settings.on_hazard)
-        self.saved = SavedValues(self.values, self.tracker, self.hazards, self.plans.unseen(0, NOBODY))
+        self.saved = SavedValues(self.values, self.tracker, self.hazards, self.plans)
         self.borders = Borders(self.values, self.tracker, self.hazards, {} if model is None else owned_by(model))
         audited = len(settings.phases) == len(PHASES) and "ops" in settings.record  # else it would not see every write
         self.tracker.borders = self.borders if audited else None
@@ -347,7 +346,7 @@ class _Recording:
         if os.getpid() != self.pid or self.tracker.borders is None:
             return
         with DisableTorchFunction():
-            self.hazards.action = "record" if error is not None or self.hazards.action == "raise" else "warn"
+            self.hazards.action = "warn" if self.hazards.action != "record" and error is None else "record"
             self.borders.judge_arguments()
             self.hazards.action = "record"
             if error is None:

@@ -150,6 +150,11 @@ class ModuleTracker:
     def matches(self, name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in self.patterns)
 
+    @property
+    def module(self) -> int:
+        """Number of the module that runs; 0 outside."""
+        return 0 if self.path is None else self.numbers[self.path]
+
     # ------------------------------------------------------------------------------------------------- places
     def enter_place(self, module: int, call: int, phase: int, measured: bool, training: bool | None = None) -> None:
         """From here on operators belong to a new context."""

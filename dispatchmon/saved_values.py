@@ -10,18 +10,19 @@ is silent; what autograd refused is loud. Nothing here keeps a tensor, a saved t
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from operator import itemgetter
-from typing import Any
+from struct import Struct
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from dispatchmon.hazard_words import NOBODY
 from dispatchmon.hazards import PENDING, PLAN, Hazards, Note, Victim
 from dispatchmon.module_tracker import ModuleTracker
 from dispatchmon.operator_effects import CLONES, READS_NO_CONTENT, STILL, UNSEEN
-from dispatchmon.operators import Plan
+from dispatchmon.operators import Plan, Plans
 from dispatchmon.records import LIVE
 from dispatchmon.regions import Region, overlap, region
 from dispatchmon.torch_internals import (
@@ -55,26 +56,37 @@ READ_FOR_INPUT = {
     "NativeLayerNormBackward0.weight": 0,
     "NativeGroupNormBackward0.weight": 0,
 }
+MADE = Struct("5q")  # of a node: the number after its own, and the event, operator, module and source that made it
+MADE_FIELDS = 5
+pack_made = MADE.pack
 Write = tuple[Note, Any, int]  # who wrote, the entry of the written tensor in `Geometries`, its version counter before
+
+
+class Maker(NamedTuple):
+    """The operator that made a node, by numbers."""
+
+    event: int
+    operator: int
+    module: int
+    source: int
 
 
 class SavedValues:
     """Follows autograd nodes and compares what they saved with the log of writes of each storage."""
 
-    def __init__(self, values: Values, tracker: ModuleTracker, hazards: Hazards, nobody: Plan) -> None:
+    def __init__(self, values: Values, tracker: ModuleTracker, hazards: Hazards, plans: Plans) -> None:
         self.values, self.tracker, self.hazards = values, tracker, hazards
-        self.nobody = nobody  # in the place of an operator that was not seen
+        self.plans = plans
         self.first = next_sequence_number()
         self.newest_write = (
             ALWAYS if values.digests is not None else -1
         )  # number of the next node when something was written last
         self.node = self.task = -1  # whose savings were read last
         self.copies = -1  # number of the CopySlices that ran last, if no other node was looked at since
-        self.made: list[tuple[int, int, Plan, str | None, int]] = []  # nodes below a number were made before this event
+        self.made = bytearray()  # packed, see MADE
         self.cloned = -1  # event of a clone that an in-place operator may have dispatched
-        self.views: dict[
-            int, tuple[Victim, tuple[Any, ...]]
-        ] = {}  # CopySlices by number: its operator, tags of its arguments
+        # CopySlices by number: its operator, and the tags of its arguments.
+        self.views: dict[int, tuple[Maker, tuple[Any, ...]]] = {}
         self.names: dict[type, tuple[str, ...]] = {}
         self.unknown: dict[str, int] = {}
         values.changed_unseen = self.changed_unseen
@@ -89,37 +101,52 @@ class SavedValues:
         """A node was built for this operator, before it came here; `newest` is the number known so far."""
         if plan.effects & CLONES and number > newest + 1:
             self.cloned = event
-        if len(self.made) > MOST_NODES:
-            del self.made[: MOST_NODES // 2]
-            self.first = self.made[0][0]
-        self.made.append((number, event, plan, self.tracker.path, source))
+        made = self.made
+        if len(made) > MOST_NODES * MADE.size:
+            del made[: MOST_NODES // 2 * MADE.size]
+            self.first = MADE.unpack_from(made, 0)[0]
+        made.extend(pack_made(number, event, plan.operator, self.tracker.module, source))
         return number
 
-    def maker(self, node: Any) -> Victim | None:
+    def maker(self, node: Any) -> Maker | None:
         """The operator whose gradient this node computes, if it was seen."""
         number = node._sequence_nr()
         if is_copy_slices(node) and number in self.views:
             return self.views[number][0]
-        i = bisect_right(self.made, number, key=itemgetter(0))
-        if number < self.first or i == len(self.made):
+        if number < self.first:
             return None
-        _, event, plan, path, source = self.made[i]
-        return Victim(event, plan.name, path, source)
+        numbers = np.frombuffer(self.made, np.int64)[::MADE_FIELDS]
+        i = int(numbers.searchsorted(number, "right"))
+        del numbers  # the buffer could not grow
+        if i * MADE.size >= len(self.made):
+            return None
+        return Maker(*MADE.unpack_from(self.made, i * MADE.size)[1:])
+
+    def victim(self, maker: Maker) -> Victim:
+        """The same in words."""
+        plans = (*self.plans.values(), *self.plans.quiet.values())
+        op = next((plan.name for plan in plans if plan.operator == maker.operator), "an operator")
+        module = next((name for name, number in self.tracker.numbers.items() if number == maker.module), None)
+        return Victim(maker.event, op, module, maker.source)
 
     # ------------------------------------------------------------------------------------------------- writes
     def wrote(self, note: Note, written: list[tuple[Tensor, list[Any]]], args: tuple[Any, ...]) -> None:
         """A forward operator wrote these. It may be older than the clone that it made, whose node is younger."""
-        pending, plan, path, _ = note
-        event, number, source = pending[0], pending[3], pending[5]
-        if self.cloned >= 0 and self.made and self.made[-1][:2] == (number, self.cloned):
-            self.made.insert(len(self.made) - 1, (number - 1, event, plan, path, source))
+        (event, _, _, number, _, source), plan, _, _ = note
+        maker = Maker(event, plan.operator, self.tracker.module, source)
+        if (
+            self.cloned >= 0
+            and self.made
+            and MADE.unpack_from(self.made, len(self.made) - MADE.size)[:2] == (number, self.cloned)
+        ):
+            self.made[-MADE.size : -MADE.size] = pack_made(number - 1, *maker)
             self.cloned = -1
         if torch.is_grad_enabled() and any(t._is_view() for t, _ in written if not t.is_inference()):
             if len(self.views) > MOST_VIEWS:
                 for old in list(self.views)[: MOST_VIEWS // 2]:
                     del self.views[old]
             tags = tuple(tag for t in tensors_in(args) if (tag := self.values.tag_of(t)) is not None)
-            self.views[number] = Victim(event, plan.name, path, source), tags
+            self.views[number] = maker, tags
 
     def written_since(self, tensor: Any, event: int) -> list[Any] | None:
         """The tag of the tensor's memory, if it was written after that event."""
@@ -176,7 +203,7 @@ class SavedValues:
     def changed_unseen(self, tag: list[Any], entry: Any, event: int) -> None:
         """Bytes changed with no operator that declares it: a write by nobody, which this event was the first to notice."""
         pending = event, 0, self.tracker.context, next_sequence_number(), LIVE, 0
-        note = self.hazards.nobody(self.nobody, pending, self.tracker.path)
+        note = self.hazards.nobody(self.plans.unseen(0, NOBODY), pending, self.tracker.path)
         tag[WRITES] = [*(tag[WRITES] or ()), (note, entry, -1)]
 
     def not_known(self, whose: str) -> None:
@@ -192,7 +219,7 @@ class SavedValues:
         for tensor in () if plan.effects & READS_NO_CONTENT else tensors_in(args):
             tag = self.written_since(tensor, maker.event)
             if tag is not None and tag[WRITES][-1][0][PENDING][4] == LIVE and not any(tensor is t for t in written):
-                victim = Victim(pending[0], plan.name, self.tracker.path, pending[5])
+                victim = Maker(pending[0], plan.operator, self.tracker.module, pending[5])
                 self.silent(victim, node, "checkpoint", tensor, tag, since=maker.event)
         if type(node).__name__ == REENTRANT and (number := node._sequence_nr()) != self.node:
             self.node = number
@@ -202,7 +229,7 @@ class SavedValues:
                     self.silent(maker, node, name, saved.data, tag)
 
     def silent(
-        self, victim: Victim, node: Any, name: str, tensor: Tensor, tag: list[Any], since: int | None = None
+        self, victim: Maker, node: Any, name: str, tensor: Tensor, tag: list[Any], since: int | None = None
     ) -> None:
         """Autograd let it pass: report the first write that changed what the gradient reads."""
         if not content_is_read(node, name):
@@ -218,19 +245,19 @@ class SavedValues:
                 return
 
     def report(
-        self, victim: Victim, node: Any, name: str, tensor: Tensor, tag: Any, write: Write, loud: bool, **details: Any
+        self, victim: Maker, node: Any, name: str, tensor: Tensor, tag: Any, write: Write, loud: bool, **details: Any
     ) -> None:
         note, entry, _ = write
         unseen = bool(note[PLAN].effects & UNSEEN)
         self.hazards.add(
-            "undeclared-write" if unseen else "write-after-save", note, entry, tag, victim, name, loud,
+            "undeclared-write" if unseen else "write-after-save", note, entry, tag, self.victim(victim), name, loud,
             quiet="error" in details, saved_as=f"{node.name()}.{name}", saved_shape=list(tensor.shape),
             checkpoint=name == "checkpoint" or None,
             overlaps=overlap(region_of_entry(entry), region_of(tensor)) if tensor.numel() else None,
             noticed=unseen or None, **details,
         )  # fmt: skip
 
-    def verify(self, maker: Victim, node: Any, name: str, tensor: Tensor, plan: Plan, pending: Any) -> None:
+    def verify(self, maker: Maker, node: Any, name: str, tensor: Tensor, plan: Plan, pending: Any) -> None:
         """Compare the bytes of what was saved with those that were seen last."""
         digests, values = self.values.digests, self.values
         tag = values.tag_of(tensor) if isinstance(tensor, Tensor) else None
@@ -246,7 +273,14 @@ class SavedValues:
             del digests.findings[known:]
             note = self.hazards.nobody(plan, pending, self.tracker.path)
             self.hazards.add(
-                "undeclared-write", note, entry, tag, maker, name, noticed=True, saved_as=f"{node.name()}.{name}"
+                "undeclared-write",
+                note,
+                entry,
+                tag,
+                self.victim(maker),
+                name,
+                noticed=True,
+                saved_as=f"{node.name()}.{name}",
             )
 
     # ------------------------------------------------------------------------------------------------- torch's error
@@ -296,7 +330,7 @@ class SavedValues:
         for same, maker, node, name, tensor, tag, problem in sorted(found, key=lambda entry: not entry[0]):
             self.loud(maker, node, name, tensor, tag, problem, same)
 
-    def loud(self, maker: Victim, node: Any, name: str, tensor: Tensor, tag: Any, problem: str, same: bool) -> None:
+    def loud(self, maker: Maker, node: Any, name: str, tensor: Tensor, tag: Any, problem: str, same: bool) -> None:
         """Report the first write that moved the version counter past what was saved; `x.mul_(x)` hits itself."""
         expected = int(re.search(r"expected version (\d+)", problem)[1])  # type: ignore[index]
         for write in tag[WRITES]:
