@@ -118,6 +118,8 @@ class RecordingMode(TorchDispatchMode):
             return self.unusual(plan, func, types, args, kwargs or {})
         try:
             pending = self.before(plan, args, kwargs, frame_of(1))
+        except DispatchmonError:  # on_hazard
+            raise
         except Exception as error:  # a fault of ours must not reach the training loop
             self.give_up(error)
             return func(*args, **kwargs) if kwargs else func(*args)
@@ -357,6 +359,8 @@ class RecordingMode(TorchDispatchMode):
         try:
             pending = self.before(plan, seen, named, frame)
             lie = self.expect_lie(args, kwargs, len(self.values.rows), pending) if plan.special == MAY_LIE else None
+        except DispatchmonError:
+            raise
         except Exception as error:  # a fault of ours
             self.give_up(error)
             with guard():
