@@ -133,7 +133,14 @@ def torn_batch(path):
         writer.room_after = lambda number, end: (1 << 40, 0)
         resource.setrlimit(resource.RLIMIT_FSIZE, (70_000, resource.RLIM_INFINITY))
 
-    train(path, at(5, limit))
+    def between(step):
+        if step == 5:
+            limit()
+        elif step == STEPS - 1:  # the torn batch was taken back; room for the closing statement is made again
+            settle()
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+    train(path, between)
 
 
 def disk_full(path):
