@@ -15,14 +15,14 @@ from dispatchmon.records import LIVE
 from dispatchmon.torch_internals import next_sequence_number
 
 if TYPE_CHECKING:
-    from dispatchmon.mode import _Recording
+    from dispatchmon.recording import Recording
 
 REFUSALS = re.compile(
     "is being modified inplace|is being used in an in-place operation|Inplace update to inference tensor"
 )
 
 
-def explain_refusal(error: BaseException, recording: _Recording) -> None:
+def explain_refusal(error: BaseException, recording: Recording) -> None:
     """If an exception says that a write was refused, record it where it happened."""
     text = str(error)
     if not isinstance(error, RuntimeError) or not REFUSALS.search(text):

@@ -134,12 +134,9 @@ class SavedValues:
         """A forward operator wrote these. It may be older than the clone that it made, whose node is younger."""
         (event, _, _, number, _, source), plan, _, _ = note
         maker = Maker(event, plan.operator, self.tracker.module, source)
-        if (
-            self.cloned >= 0
-            and self.made
-            and MADE.unpack_from(self.made, len(self.made) - MADE.size)[:2] == (number, self.cloned)
-        ):
-            self.made[-MADE.size : -MADE.size] = pack_made(number - 1, *maker)
+        if self.cloned >= 0 and (at := self.clones_before(number)) is not None:
+            first, *_ = MADE.unpack_from(self.made, at)
+            self.made[at:at] = pack_made(first - 1, *maker)
             self.cloned = -1
         if torch.is_grad_enabled() and any(t._is_view() for t, _ in written if not t.is_inference()):
             if len(self.views) > MOST_VIEWS:
@@ -147,6 +144,22 @@ class SavedValues:
                     del self.views[old]
             tags = tuple(tag for t in tensors_in(args) if (tag := self.values.tag_of(t)) is not None)
             self.views[number] = maker, tags
+
+    def clones_before(self, number: int) -> int | None:
+        """
+        Where the clones that an operator dispatched for its old values begin in `made`, if the last nodes are theirs.
+
+        One clone for `pow_`, one for each tensor of `_foreach_pow_`, whose own nodes are all older than the first of them.
+        """
+        at, operator = len(self.made) - MADE.size, None
+        while at >= 0:
+            following, event, of, _, _ = MADE.unpack_from(self.made, at)
+            if (operator is None and following != number) or operator not in (None, of):
+                return None
+            if event == self.cloned:
+                return at
+            at, operator = at - MADE.size, of
+        return None
 
     def written_since(self, tensor: Any, event: int) -> list[Any] | None:
         """The tag of the tensor's memory, if it was written after that event."""

@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 import torch._dynamo  # otherwise each child would import it with its first operator
 
-from dispatchmon import DispatchMonitor, mode
+from dispatchmon import DispatchMonitor, recording
 from dispatchmon.batches import Converter
 from dispatchmon.sink import Sink
 
@@ -222,7 +222,7 @@ def kill_children(folder, how_many):
     For each, the JSON has the time of its death, and of each step the time at which it had ended.
     """
     chance, found = random.Random(0), []
-    mode.BATCH_ROWS = 2000
+    recording.BATCH_ROWS = 2000
     for i in range(how_many):
         log = mmap.mmap(-1, 8 * 100_000)
         if (pid := os.fork()) == 0:
@@ -244,8 +244,8 @@ def kill_children(folder, how_many):
 
 
 def main(folder, names):
-    mode.BATCH_ROWS = 100
-    mode.BATCH_NS = 100_000_000
+    recording.BATCH_ROWS = 100
+    recording.BATCH_NS = 100_000_000
     if names[0] == "kill":
         kill_children(folder, int(names[1]))
         return

@@ -285,3 +285,16 @@ def test_pointwise_operators_are_those_that_torch_tags():
         if torch.Tag.pointwise in operator.tags and not is_pointwise(str(operator)):
             wrong.append(str(operator))
     assert wrong == []
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_an_operator_that_clones_its_old_values_is_no_hazard_for_its_own_result(n: int) -> None:
+    """`_foreach_pow_` dispatches a clone for each tensor, saves its results, and runs backward without a finding."""
+    def run() -> None:
+        bases = [torch.full((2,), 2.0 + i, requires_grad=True) for i in range(n)]
+        exponents = [torch.full((2,), 3.0, requires_grad=True) for _ in range(n)]
+        values = [b * 1 for b in bases]
+        torch._foreach_pow_(values, exponents)
+        sum(v.sum() for v in values).backward()
+
+    assert [r["arguments"] for r in record(run) if r["kind"] == "hazard"] == []

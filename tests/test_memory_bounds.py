@@ -11,11 +11,11 @@ from dispatchmon.batches import Converter
 
 PROGRAM = """
 import os, sys, torch
-from dispatchmon import DispatchMonitor, batches, mode
+from dispatchmon import DispatchMonitor, batches, recording
 from dispatchmon.tables import Tables
 
-mode.BATCH_ROWS, Tables.MOST, batches.MOST_NODES = 2000, 4000, 4000
-mode.BATCH_SLOTS = 6000
+recording.BATCH_ROWS, Tables.MOST, batches.MOST_NODES = 2000, 4000, 4000
+recording.BATCH_SLOTS = 6000
 torch.set_num_threads(1)
 page = os.sysconf("SC_PAGE_SIZE")
 
