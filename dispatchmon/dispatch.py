@@ -111,7 +111,7 @@ class RecordingMode(TorchDispatchMode):
     # ------------------------------------------------------------------------------------------------- every operator
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if self.idle:
-            return func(*args, **kwargs) if kwargs else func(*args)
+            return self.passed_through(func, args, kwargs or {})
         entered = perf_counter_ns()
         plan = self.plans[func]
         if plan.special or types or self.phases is not None:
@@ -345,13 +345,13 @@ class RecordingMode(TorchDispatchMode):
         frame = frame_of(2)
         if plan.special == NO_OPERATOR:
             return func(*args, **kwargs)
+        if plan.special == COMPOSITE and torch.is_inference_mode_enabled():
+            with self:
+                return call_composite(func, args, kwargs)
         if plan.special == FLAGGED:
             plan = self.plans.flagged(func, args, kwargs)
         if self.phases is not None and self.phase() not in self.phases:
             return self.unrecorded(plan, func, args, kwargs)
-        if plan.special == COMPOSITE and torch.is_inference_mode_enabled():
-            with self:
-                return call_composite(func, args, kwargs)
         if any(is_opaque(kind) for kind in types):
             return self.pass_on(plan, func, args, kwargs, frame)
         guard = GUARDS.get(plan.special, nullcontext)
@@ -394,6 +394,15 @@ class RecordingMode(TorchDispatchMode):
         pending = self.before(plan, args, kwargs, frame)
         self.ended(plan, pending, perf_counter_ns(), PASSED_ON)
         return NotImplemented
+
+    def passed_through(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operator while nothing is recorded, where the mode could not be taken off the stack: it runs as without one."""
+        special = self.plans[func].special
+        if special == COMPOSITE and torch.is_inference_mode_enabled():
+            with self:
+                return call_composite(func, args, kwargs)
+        with GUARDS.get(special, nullcontext)():
+            return func(*args, **kwargs)
 
     def unrecorded(self, plan: Plan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An operator of a phase that was not asked for: it leaves no row, but its writes count."""

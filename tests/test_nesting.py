@@ -167,3 +167,34 @@ def test_debug_mode(settings, tmp_path):
     assert debugged(tmp_path / "inside.arrow", ("debug", "monitor"), **settings) == around_nothing
     assert told(tmp_path / "inside.arrow")
     assert around_nothing[1] == alone[1]
+
+
+def idle_below_another(path, run):
+    """Run something in a step that is not recorded, while another mode keeps ours on the stack."""
+    with DispatchMonitor(None, path, steps="0:1", quiet=True) as monitor, Nothing():
+        monitor.step()
+        return run()
+
+
+def test_an_idle_monitor_still_moves_version_counters(tmp_path):
+    """Also in a step that is not recorded autograd's check sees the writes of operators on lists."""
+    x = torch.zeros(2)
+    idle_below_another(tmp_path / "t.arrow", lambda: torch._foreach_add_([x], 1.0))
+    assert x._version == 1
+
+
+def test_an_idle_monitor_keeps_the_bits_of_inference_mode(tmp_path):
+    """`linear` on a non-contiguous input, in a phase that is not recorded and under an idle mode."""
+    torch.manual_seed(0)
+    linear, x = nn.Linear(24, 40), torch.randn(7, 24, 5).transpose(1, 2)
+    with torch.inference_mode():
+        plain = linear(x)
+        with DispatchMonitor(linear, tmp_path / "phases.arrow", phases=("backward",), quiet=True):
+            other_phase = linear(x)
+        with DispatchMonitor(linear, tmp_path / "idle.arrow", steps="0:1", quiet=True) as monitor:
+            with Nothing():
+                monitor.step()
+            idle = linear(x)
+    assert torch.equal(plain, other_phase)
+    assert torch.equal(plain, idle)
+    assert all(row["step"] == 0 for row in rows_of(tmp_path / "idle.arrow"))
