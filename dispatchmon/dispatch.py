@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import count
 from threading import get_ident
 from time import perf_counter_ns
@@ -45,6 +46,7 @@ from dispatchmon.torch_internals import (
     graph_task,
     is_opaque,
     keys_of_the_caller,
+    never_compile,
     next_sequence_number,
     recomputing,
     running_node,
@@ -108,6 +110,11 @@ class RecordingMode(TorchDispatchMode):
         """Compiled regions stay compiled; what runs inside them is not seen."""
         return True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Whether torch shall wrap the handler; `never_compile` below does the same without its cost per operator."""
+        return False
+
     # ------------------------------------------------------------------------------------------------- every operator
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if self.idle:
@@ -162,13 +169,16 @@ class RecordingMode(TorchDispatchMode):
             node = LIVE
             if tracker.optimizing:
                 context = tracker.optimizer_context(frame)
-        source = self.sources.line(frame) if self.sources is not None else 0
+        source, sources = 0, self.sources
+        if sources is not None:
+            known = tracker.optimizer_line if node == LIVE and sources.libraries[frame.f_code.co_filename] else 0
+            source = known or sources.line(frame)
         if number > self.newest_node:
             self.newest_node = self.saved.node_made(self.newest_node, number, event, plan, source)
         if self.filtered:
             values.measuring = values.statistics is not None and plan.measured and (
                 tracker.measured_at(node) if node >= 0 else tracker.measured)  # fmt: skip
-        scalars = False
+        scalars: tuple[Any, ...] = ()  # argument number, value, ...: numbers in the place of tensors
         see = values.see
         for tensor, argument in zip(args, plan.by_position):  # noqa: B905 - defaults are left out of args
             if argument is not None:
@@ -177,7 +187,7 @@ class RecordingMode(TorchDispatchMode):
                 elif isinstance(tensor, (list, tuple)):
                     values.see_all(tensor, argument, event)
                 elif tensor is not None:
-                    scalars = True
+                    scalars = (*scalars, id(argument) if type(argument) is not int else argument, tensor)
         if kwargs:
             by_name = plan.by_name
             for name, tensor in kwargs.items():
@@ -185,10 +195,7 @@ class RecordingMode(TorchDispatchMode):
                     see(tensor, by_name[name], event)
                 elif isinstance(tensor, (list, tuple)) and by_name[name] is not None:
                     values.see_all(tensor, by_name[name], event)
-        if scalars:
-            arguments = plan.arguments.number_with_scalars(args, kwargs)
-        else:
-            arguments = plan.arguments.number(args, kwargs) if plan.others else 0
+        arguments = plan.arguments.number(args, kwargs, scalars) if plan.others or scalars else 0
         pending = event, arguments, context, number, node, source
         if node == LIVE:
             if values.touched:
@@ -248,7 +255,10 @@ class RecordingMode(TorchDispatchMode):
         watch, spoiled = self.watch, None
         if watch is not None and watch.statistics.nonfinite != watch.seen and not self.nested:
             spoiled = watch.look(values.rows, plan, pending, args, kwargs)
-        self.ended(plan, pending, start, duration)
+        event, arguments, context, number, node, source = pending
+        self.add_event(pack_event(event, plan.operator, arguments, context, number, node, source, start, duration))
+        if (len(values.rows) > self.full or start > self.deadline) and not self.nested:
+            self.flush()
         if plan.notable and node == LIVE and not self.tracker.optimizing:
             self.borders.made(plan, result, args, event, frame_of(2))
         if plan.writes and self.hazard is not None:
@@ -305,7 +315,7 @@ class RecordingMode(TorchDispatchMode):
             self.borders.blocked(plan, pending, target, str(error))
 
     def ended(self, plan: Plan, pending: Pending, start: int, duration: int) -> None:
-        """The event itself."""
+        """The event itself, of an operator that did not return."""
         event, arguments, context, number, node, source = pending
         self.add_event(pack_event(event, plan.operator, arguments, context, number, node, source, start, duration))
         if (len(self.values.rows) > self.full or start > self.deadline) and not self.nested:
@@ -447,7 +457,7 @@ class RecordingMode(TorchDispatchMode):
                 )
                 written.append((tensor, after_number))
             at -= ROW.size
-        plan = plan._replace(operator=self.plans.liar(func)[0], moves_values=True)
+        plan = replace(plan, operator=self.plans.liar(func)[0], moves_values=True)
         note = pending, plan, self.tracker.path, -1
         for tensor, argument in reversed(written):
             self.values.wrote(tensor, argument, pending[0], note)
@@ -457,3 +467,6 @@ class RecordingMode(TorchDispatchMode):
                 self.values.written(tensor)
         self.saved.newest_write = max(self.saved.newest_write, pending[3] if pending[3] >= 0 else ALWAYS)
         return plan
+
+
+never_compile(RecordingMode.__torch_dispatch__)

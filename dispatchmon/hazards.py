@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from dispatchmon.errors import HazardError
@@ -119,7 +120,7 @@ class Hazards:
         operator = self.unknown.get(plan.name)
         if operator is None:
             operator = self.unknown[plan.name] = self.tables.operators.add((plan.name, "undeclared"))
-        return pending, plan._replace(operator=operator, effects=STILL | UNSEEN, moves_values=True), path, -1
+        return pending, replace(plan, operator=operator, effects=STILL | UNSEEN, moves_values=True), path, -1
 
     def line(self, source: int) -> str | None:
         return None if self.sources is None else self.sources.text(source)

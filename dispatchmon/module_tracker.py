@@ -34,7 +34,9 @@ from dispatchmon.torch_internals import (
     an_optimizer_was_made,
     dynamo_takes_for_plain,
     graph_task,
+    is_of_optimizers,
     jit_tracing_state,
+    never_compile,
     next_sequence_number,
     plain_module_call,
     runs_below,
@@ -80,6 +82,8 @@ class ModuleTracker:
         self.optimizing = 0  # optimizers whose step is running, one inside the other
         self.has_closure = False
         self.optimizer_code: Any = None
+        self.codes_of_optimizers: dict[int, Any] = {}  # torch's code that runs only while an optimizer steps, by id
+        self.optimizer_line = 0  # the line that called an optimizer whose step is torch's code only; 0: look each time
         self.first_optimizer: weakref.ref[Optimizer] | None = None
         self.manual = False  # monitor.step() was called
         self.calls_end_steps = False  # the outermost call that returned last ended a step, unless an optimizer turns up
@@ -93,6 +97,7 @@ class ModuleTracker:
         self.unseen_writes: Callable[[], None] = lambda: None  # called when something may have written unseen
         self.caller = 0  # the line outside every package that called the model
         self.caller_of: Callable[[Any], int] = lambda frame: 0
+        self.line_of_step: Callable[[Optimizer, Any], int] = lambda optimizer, frame: 0
         self.training_is: Callable[[bool], None] = lambda training: None  # called at each outermost call
         self.watches_training = False  # module calls decide whether anything is recorded
         self.paused = False  # this step is not recorded: calls are counted, modules are not noted
@@ -304,6 +309,7 @@ class ModuleTracker:
             self.first_optimizer = weakref.ref(optimizer)
         self.optimizer_code = sys._getframe(1).f_code
         self.has_closure = any(a is not None for a in args[1:]) or kwargs.get("closure") is not None
+        self.optimizer_line = 0 if self.has_closure else self.line_of_step(optimizer, sys._getframe(1))
         self.parameters_step(optimizer, False)
         self.enter_place(0, -1, OPTIMIZER, not self.filtered)
 
@@ -313,7 +319,7 @@ class ModuleTracker:
         self.optimizing -= 1
         if self.optimizing:
             return
-        self.has_closure = False
+        self.has_closure, self.optimizer_line = False, 0
         self.parameters_step(optimizer, True)
         first = self.first_optimizer() if self.first_optimizer is not None else None
         if not self.manual and (first is None or first is optimizer):
@@ -324,9 +330,13 @@ class ModuleTracker:
 
     def optimizer_context(self, frame: Any) -> int:
         """The context of an operator while an optimizer steps: its own, or forward when its closure runs the model."""
-        if not runs_below(frame, self.optimizer_code):
-            self.left_optimizer_by_exception()
-        elif self.has_closure and not self.stack and torch.is_grad_enabled():
+        if id(frame.f_code) not in self.codes_of_optimizers:
+            if not runs_below(frame, self.optimizer_code):
+                self.left_optimizer_by_exception()
+                return self.context
+            if is_of_optimizers(frame.f_code):
+                self.codes_of_optimizers[id(frame.f_code)] = frame.f_code
+        if self.has_closure and not self.stack and torch.is_grad_enabled():
             context, measured = self.context, self.measured
             self.enter_place(0, -1, FORWARD, measured)
             closure, self.context, self.measured = self.context, context, measured
@@ -335,7 +345,7 @@ class ModuleTracker:
 
     def left_optimizer_by_exception(self) -> None:
         """Torch calls no hook when `step` raises: the step is not over, but the optimizer is."""
-        self.optimizing, self.has_closure = 0, False
+        self.optimizing, self.has_closure, self.optimizer_line = 0, False, 0
         self.enter_place(0, -1, FORWARD, not self.filtered)
 
     def end_step(self) -> None:
@@ -374,54 +384,56 @@ def wrap_module_call() -> None:
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if is_compiling() or __call__ not in WRAPPERS or jit_tracing_state() is not None:
             return original(self, *args, **kwargs)
-        thread = threading.get_ident()
-        if any(tracker.thread != thread for tracker in TRACKERS) and graph_task() == -1:
-            return call_in_other_thread(original, self, args, kwargs, thread)
-        entered = [(tracker, len(tracker.stack)) for tracker in TRACKERS]
-        output = None
+        entered, output = trackers_here(), None
         try:
-            for tracker, _ in entered:
-                tracker.forward_pre_hook(self, args, kwargs)
+            before_call(entered, self, args, kwargs)
             if plain and self._compiled_call_impl is None:  # the original without its frame: deep models stay callable
                 output = self._call_impl(*args, **kwargs)
             else:
                 output = original(self, *args, **kwargs)
             return output
         finally:
-            for tracker, depth in reversed(entered):
-                if len(tracker.stack) > depth:
-                    tracker.return_to(depth + 1)
-                    tracker.forward_hook(self, args, kwargs, output)
+            after_call(entered, self, args, kwargs, output)
 
     setattr(__call__, ORIGINAL, original)
+    never_compile(__call__, but_callees=True)
     nn.Module.__call__ = __call__  # type: ignore[method-assign]
     dynamo_takes_for_plain(__call__ if plain else plain_module_call)
     WRAPPERS.append(__call__)
 
 
-def call_in_other_thread(original: Any, module: nn.Module, args: Any, kwargs: Any, thread: int) -> Any:
+def trackers_here() -> list[tuple[ModuleTracker, int]]:
     """
-    A module runs in a thread whose operators are not recorded, but whose backward pass may be.
+    (tracker, depth) of those that are told of a module call; -1 for those of another thread.
 
-    Autograd numbers are per thread and a node does not say whose it is: the nodes made here are labelled with their place.
+    A module may run in a thread whose operators are not recorded, but whose backward pass may be. Autograd numbers are per
+    thread and a node does not say whose it is: the nodes made there are labelled with their place.
     """
-    others = [tracker for tracker in TRACKERS if tracker.thread != thread]
-    entered = [(tracker, len(tracker.stack)) for tracker in TRACKERS if tracker.thread == thread]
-    output = None
-    try:
-        for tracker, _ in entered:
+    thread = threading.get_ident()
+    # In backward, a device's own thread speaks for the one that waits for it.
+    away = any(tracker.thread != thread for tracker in TRACKERS) and graph_task() == -1
+    return [(t, -1 if away and t.thread != thread else len(t.stack)) for t in TRACKERS]
+
+
+def before_call(entered: list[tuple[ModuleTracker, int]], module: nn.Module, args: Any, kwargs: Any) -> None:
+    """A module is called."""
+    for tracker, depth in entered:
+        if depth >= 0:
             tracker.forward_pre_hook(module, args, kwargs)
-        for tracker in others:
+        else:
             tracker.foreign_path.append(tracker.foreign_place(module))
-        output = original(module, *args, **kwargs)
-        return output
-    finally:
-        for tracker in others:
+
+
+def after_call(
+    entered: list[tuple[ModuleTracker, int]], module: nn.Module, args: Any, kwargs: Any, output: Any
+) -> None:
+    """The call is over, and whatever was left open inside it."""
+    for tracker, depth in reversed(entered):
+        if depth < 0:
             tracker.label_foreign(output)
-        for tracker, depth in reversed(entered):
-            if len(tracker.stack) > depth:
-                tracker.return_to(depth + 1)
-                tracker.forward_hook(module, args, kwargs, output)
+        elif len(tracker.stack) > depth:
+            tracker.return_to(depth + 1)
+            tracker.forward_hook(module, args, kwargs, output)
 
 
 def unwrap_module_call() -> None:
@@ -431,3 +443,13 @@ def unwrap_module_call() -> None:
             nn.Module.__call__ = getattr(wrapper, ORIGINAL)  # type: ignore[method-assign]
         dynamo_takes_for_plain(plain_module_call)
     WRAPPERS.clear()
+
+
+for function in (
+    trackers_here,
+    before_call,
+    after_call,
+    ModuleTracker.optimizer_pre_hook,
+    ModuleTracker.optimizer_post_hook,
+):
+    never_compile(function)

@@ -23,7 +23,7 @@ from torch.utils.hooks import unserializable_hook
 from dispatchmon.event_writer import UNTIMED, EventWriter, Seen
 from dispatchmon.module_tracker import ModuleTracker
 from dispatchmon.records import FOREIGN, LIVE, RECOMPUTED
-from dispatchmon.torch_internals import DisableTorchFunction, graph_task, recomputing, running_node
+from dispatchmon.torch_internals import DisableTorchFunction, graph_task, never_compile, recomputing, running_node
 
 DEEPEST = 6  # of containers inside containers
 MOST_MEMBERS = 1024  # of one container that are looked at
@@ -189,6 +189,7 @@ class ModuleValues:
             except Exception as error:
                 values.writer.guarded(error)
 
+        never_compile(hook)
         unserializable_hook(hook)  # torch.save(tensor) would warn
         try:
             handle = tensor.register_hook(hook)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from marshal import dumps
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -81,7 +81,8 @@ _OWN_NAMESPACES = ("aten", "prim", "prims", "c10d", "_c10d_functional", "_c10d_f
 PLAIN, HIGHER_ORDER, FLAGGED, UNCOUNTED, MAY_LIE, COMPOSITE, NO_OPERATOR, WAIT, KEYED = range(9)
 
 
-class Plan(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Plan:
     """What the handler needs to know of one operator overload."""
 
     operator: int  # number in the table of operators
@@ -136,7 +137,15 @@ class Arguments:
         self.pick: dict[int, Any] = {}  # number of positional arguments -> itemgetter of those that are no tensors
         self.known: dict[bytes | str, int] = {}
 
-    def number(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> int:
+    def number(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, scalars: tuple[Any, ...]) -> int:
+        """
+        The number of these values.
+
+        Args:
+            args: positional arguments; the tensors among them are passed over.
+            kwargs: the others.
+            scalars: (argument number, value, ...) where a number stands in the place of a tensor, as in `x + 1`.
+        """
         length = len(args)
         try:
             pick = self.pick[length]
@@ -144,41 +153,27 @@ class Arguments:
             found = [p for p in self.positions if p < length]
             pick = self.pick[length] = itemgetter(*found) if found else None
         values = None if pick is None else pick(args)
-        if kwargs:
-            values = values, [(k, v) for k, v in kwargs.items() if k in self.by_name]
-        elif pick is None:
+        if not kwargs and not scalars and pick is None:
             return 0
-        key = key_of(values)
+        try:
+            # A key that tells 1, 1.0 and True apart; version 2 has no references, so equal values give equal bytes.
+            key: bytes | str = dumps((values, scalars, kwargs), 2)
+        except ValueError:  # a dtype, a device, a generator; a tensor, whose `repr` would read all of its elements
+            key = repr(plain((values, scalars, [(k, v) for k, v in (kwargs or {}).items() if k in self.by_name])))
         number = self.known.get(key)
         if number is None:
-            given = {self.names[p]: args[p] for p in self.positions if p < length}
-            number = self.known[key] = self.add(given, kwargs)
+            number = self.known[key] = self.add(args, kwargs)
         return number
 
-    def number_with_scalars(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> int:
-        """The same where a number stands in the place of a tensor, as in `x + 1`."""
+    def add(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> int:
+        """A new number."""
         given = {
             name: value
             for i, (name, value) in enumerate(zip(self.names, args))  # noqa: B905 - defaults are left out of args
             if i in self.positions or isinstance(value, (bool, int, float, complex, torch.SymInt, torch.SymFloat))
         }
-        key = key_of((tuple(given.items()), [(k, v) for k, v in (kwargs or {}).items() if k in self.by_name]))
-        number = self.known.get(key)
-        if number is None:
-            number = self.known[key] = self.add(given, kwargs)
-        return number
-
-    def add(self, given: dict[str, Any], kwargs: dict[str, Any] | None) -> int:
         given.update((k, v) for k, v in (kwargs or {}).items() if k in self.by_name)
         return self.table.add(json.dumps({name: plain(value) for name, value in given.items()}, ensure_ascii=False))
-
-
-def key_of(values: Any) -> bytes | str:
-    """A key that tells 1, 1.0 and True apart, and keeps nothing alive."""
-    try:
-        return dumps(values, 2)  # version 2 has no references, so equal values give equal bytes
-    except ValueError:  # a dtype, a device, a generator; `repr` of a storage would read all of its elements
-        return repr(plain(values))
 
 
 def plain(value: Any) -> Any:

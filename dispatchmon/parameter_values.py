@@ -22,7 +22,7 @@ from dispatchmon.event_writer import UNTIMED, EventWriter, Seen
 from dispatchmon.module_tracker import ModuleTracker
 from dispatchmon.module_values import is_of
 from dispatchmon.records import FOREIGN, FORWARD, LIVE, NO_STORAGE, OPTIMIZER, ROW
-from dispatchmon.torch_internals import DisableTorchFunction, after_backward, graph_task, local_part
+from dispatchmon.torch_internals import DisableTorchFunction, after_backward, graph_task, local_part, never_compile
 from dispatchmon.updates import Updates
 
 Names = dict[int, tuple[weakref.ref[nn.Module], str, str]]  # id of a parameter -> its module, its key there, its name
@@ -132,6 +132,7 @@ class ParameterValues:
                 values.armed = False
                 values.before(optimizer)
 
+        never_compile(hook)
         self.armed = True
         self.handle = optimizer.register_step_pre_hook(hook)
 

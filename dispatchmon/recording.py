@@ -69,6 +69,7 @@ class Recording:
         self.sources = Sources(self.tables.sources) if settings.source else None
         if self.sources is not None:
             self.tracker.caller_of = self.sources.caller
+            self.tracker.line_of_step = self.sources.line_of_step
         if settings.training is not None:
             self.tracker.watches_training = True
             self.tracker.training_is = self.training_is

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sysconfig
 from types import CodeType, FrameType
 
 import torch
+from torch.optim.optimizer import Optimizer
 
 from dispatchmon.tables import Table
-from dispatchmon.torch_internals import ENGINE_CODE, graph_task
+from dispatchmon.torch_internals import ENGINE_CODE, graph_task, has_step_hooks
 
 # With the separator: torchvision is not torch.
 _LIBRARIES = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep, "<frozen ")
@@ -50,14 +52,11 @@ class Sources:
         self.lines: dict[int, tuple[CodeType, int]] = {}  # keeps the code, so that its id stays its own
         self.packages = Packages(self.libraries)
         self.backward: tuple[int, int] = (-1, 0)  # graph task, and the line that started it
-        self.optimizer = 0  # the line that called an optimizer of torch's own, while it steps
 
     def line(self, frame: FrameType | None) -> int:
         """Number of the user's line that led to this frame; 0 if there is none."""
         assert frame is not None
         code: CodeType = frame.f_code
-        if self.optimizer and self.libraries[code.co_filename]:
-            return self.optimizer
         task = -1
         if code is ENGINE_CODE:  # one walk serves all operators of a backward pass
             task = graph_task()
@@ -72,6 +71,13 @@ class Sources:
         if task != -1:
             self.backward = task, number
         return number
+
+    def line_of_step(self, optimizer: Optimizer, frame: FrameType) -> int:
+        """The line that called `optimizer.step()`, if nothing but torch's code runs in it; otherwise 0."""
+        step = inspect.unwrap(type(optimizer).step).__code__
+        if has_step_hooks(optimizer) or not self.libraries[step.co_filename]:
+            return 0
+        return self.line(frame)
 
     def number(self, code: CodeType, instruction: int) -> int:
         key = id(code), instruction

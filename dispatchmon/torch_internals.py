@@ -15,10 +15,12 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
+from torch._C._dynamo import eval_frame
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.optim import Optimizer
 from torch.utils import _python_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import _CheckpointFrame
 
 _C: Any = torch._C
@@ -59,6 +61,7 @@ DisableTorchFunction: type[AbstractContextManager[None]] = _C.DisableTorchFuncti
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(__file__) + os.sep
+_OPTIM = os.path.join(_TORCH, "optim") + os.sep
 _FSDP = os.path.join(_TORCH, "distributed", "fsdp")
 _ABOVE_THE_KERNELS = (
     "Python", "PythonTLSSnapshot", "PythonDispatcher", "PreDispatch", "Functionalize", "ADInplaceOrView",
@@ -91,15 +94,23 @@ def dynamo_takes_for_plain(call: Any) -> None:
 
 
 def take_off_stack(mode: Any) -> None:
-    """Leave a dispatch mode above which others were entered that are still there."""
+    """
+    Leave a dispatch mode above which others were entered that are still there.
+
+    Each mode remembers whether others were on when it was entered, so the ones above are left and entered again, by torch's
+    part of that alone.
+    """
     if not any(each is mode for each in _python_dispatch._get_current_dispatch_mode_stack()):
         return
-    above = []
-    while current_dispatch_mode() is not mode:
-        above.append(_python_dispatch._pop_mode())
+    leave: Any = TorchDispatchMode.__exit__
+    enter: Any = TorchDispatchMode.__enter__
+    above: list[Any] = []
+    while (innermost := current_dispatch_mode()) is not mode:
+        above.append(innermost)
+        leave(innermost, None, None, None)
     mode.__exit__(None, None, None)
     for each in reversed(above):
-        _python_dispatch._push_mode(each)
+        enter(each)
 
 
 def is_opaque(kind: type) -> bool:
@@ -210,6 +221,23 @@ def runs_below(frame: FrameType | None, code: CodeType) -> bool:
     return False
 
 
+def never_compile(function: Any, but_callees: bool = False) -> None:
+    """Have `torch.compile` leave this function alone, and all that it calls or only itself, where it takes frames as they come."""
+    action = eval_frame._FrameAction
+    then = action.DEFAULT if but_callees else action.SKIP
+    eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(action.SKIP, then))
+
+
+def is_of_optimizers(code: CodeType) -> bool:
+    """Whether this is code of torch's own optimizers."""
+    return code.co_filename.startswith(_OPTIM)
+
+
+def has_step_hooks(optimizer: Optimizer) -> bool:
+    """Whether somebody else's code runs when this optimizer steps."""
+    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+
+
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """The shard of a distributed tensor that this rank holds; any other tensor as it is."""
     local = getattr(tensor, "_local_tensor", None)
@@ -217,6 +245,11 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 
 
 _AFTER_BACKWARD: list[Callable[[], None]] = []
+
+
+def backward_is_over() -> None:
+    for each in tuple(_AFTER_BACKWARD):
+        each()
 
 
 def after_backward(call: Callable[[], None]) -> Callable[[], None]:
@@ -243,10 +276,11 @@ def after_backward(call: Callable[[], None]) -> Callable[[], None]:
     def run_backward(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         if kwargs.get("accumulate_grad") and graph_task() == -1 and not torch.compiler.is_compiling():
-            for each in tuple(_AFTER_BACKWARD):
-                each()
+            backward_is_over()
         return result
 
     run_backward.of_dispatchmon = True  # type: ignore[attr-defined]
+    never_compile(run_backward, but_callees=True)
+    never_compile(backward_is_over)
     engine._engine_run_backward = run_backward
     return end

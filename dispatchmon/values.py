@@ -98,6 +98,7 @@ class Labels:
         self.table = table
         self.numbers: dict[Any, int] = {("cpu", ()): CPU}
         self.items: list[tuple[str, tuple[tuple[int, tuple[int, ...], str], ...]]] = [("cpu", ())]
+        self.with_name: dict[tuple[int, int, tuple[int, ...], str], int] = {}  # what `named` found
 
     def number(self, device: str, names: tuple[tuple[int, tuple[int, ...], str], ...] = ()) -> int:
         found = self.numbers.get((device, names))
@@ -108,13 +109,17 @@ class Labels:
 
     def named(self, label: int, offset: int, shape: tuple[int, ...], name: str) -> int:
         """The label of the same memory, in which a tensor has a name."""
-        device, names = self.items[label]
-        kept = tuple(n for n in names if n[:2] != (offset, shape))
-        return (
-            label
-            if len(kept) < len(names) and (offset, shape, name) in names
-            else self.number(device, (*kept, (offset, shape, name)))
-        )
+        key = label, offset, shape, name
+        found = self.with_name.get(key)
+        if found is None:
+            device, names = self.items[label]
+            kept = tuple(n for n in names if n[:2] != (offset, shape))
+            found = self.with_name[key] = (
+                label
+                if len(kept) < len(names) and (offset, shape, name) in names
+                else self.number(device, (*kept, (offset, shape, name)))
+            )
+        return found
 
     def name(self, label: int, offset: int, shape: tuple[int, ...]) -> str | None:
         return next((n for o, s, n in self.items[label][1] if (o, s) == (offset, shape)), None)

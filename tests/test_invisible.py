@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 
 import programs
 from comparison import differences, monitored, outcome
@@ -111,6 +113,33 @@ def test_what_was_compiled_before_is_not_compiled_again(tmp_path):
 def test_what_was_compiled_inside_is_not_compiled_again(tmp_path):
     """A model first compiled in the block is called after it without another compilation."""
     assert compilations_around(tmp_path, first_inside=True) == [2, 2]
+
+
+@pytest.mark.parametrize("record", [("ops",), ("ops", "modules", "parameters")])
+def test_what_runs_between_compiled_frames_is_compiled_as_without_a_monitor(record, tmp_path):
+    """After a graph break in a loop dynamo takes each frame as it comes: none of ours, all of the model's."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+
+    def loop(x):
+        for _ in range(3):
+            x = model(x)
+            torch._dynamo.graph_break()
+        x.sum().backward()
+
+    def frames(monitored):
+        torch._dynamo.reset()
+        counters.clear()
+        whole = torch.compile(loop, backend="eager")
+        with monitored:
+            whole(torch.ones(2, 3))
+            whole(torch.ones(2, 3))
+        return dict(counters["frames"])
+
+    alone = frames(nullcontext())
+    assert alone["ok"] >= 1
+    assert frames(DispatchMonitor(model, tmp_path / "trace.arrow", record=record, quiet=True)) == alone
+    called = [(row["module"], row["module_call"]) for row in rows_of(tmp_path / "trace.arrow")]
+    assert {("0", call) for call in range(6)} <= set(called)
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
+from contextlib import nullcontext
+from types import FunctionType
 
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
+from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -279,6 +284,14 @@ def test_operators_on_lists_do_not_move_version_counters_themselves(op, own) -> 
 
 def test_a_mode_is_taken_off_from_below_others() -> None:
     """Taking off the outer of two modes leaves the inner one where it is; one that is not there changes nothing."""
+
+    def flags():
+        return (
+            _python_dispatch.is_in_torch_dispatch_mode(),
+            _python_dispatch.is_in_any_mode_without_ignore_compile_internals(),
+        )
+
+    before = flags()
     outer, inner = Inside(lambda func: None), Inside(lambda func: None)
     outer.__enter__()
     with inner:
@@ -286,6 +299,8 @@ def test_a_mode_is_taken_off_from_below_others() -> None:
         internals.take_off_stack(outer)
         torch.ones(1)
         assert internals.current_dispatch_mode() is inner
+        assert flags() == (True, True)
+    assert flags() == before
     assert (len(outer.seen), len(inner.seen)) == (0, 1)
     assert internals.current_dispatch_mode() is None
 
@@ -340,3 +355,60 @@ def test_dynamo_goes_straight_to_forward_where_the_call_is_plain() -> None:
         assert nn_module.unpatched_nn_module_call is print
     finally:
         internals.dynamo_takes_for_plain(internals.plain_module_call)
+
+
+def compiled_frames(run, monitored):
+    """How many frames dynamo takes up while `run` is compiled and called twice."""
+    torch._dynamo.reset()
+    counters.clear()
+    whole = torch.compile(run, backend="eager")
+    with monitored:
+        whole(torch.ones(3))
+        whole(torch.ones(3))
+    return dict(counters["frames"])
+
+
+def test_never_compile_leaves_a_handler_alone() -> None:
+    """A graph break in a loop makes dynamo run the loop as it is, and look at every frame that the loop calls."""
+
+    class Handler(TorchDispatchMode):
+        @classmethod
+        def _should_skip_dynamo(cls):
+            return False
+
+        @classmethod
+        def ignore_compile_internals(cls):
+            return True
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return self.passed_on(func, args, kwargs or {})
+
+        def passed_on(self, func, args, kwargs):
+            return func(*args, **kwargs)
+
+    def loop(x):
+        for _ in range(3):
+            x = x * 2
+            torch._dynamo.graph_break()
+        return x
+
+    alone = compiled_frames(loop, nullcontext())
+    assert compiled_frames(loop, Handler()) != alone
+    handler = Handler.__torch_dispatch__  # dynamo has met its code, and `reset` would take back what is said of it
+    Handler.__torch_dispatch__ = FunctionType(handler.__code__.replace(), handler.__globals__, argdefs=((), None))
+    internals.never_compile(Handler.__torch_dispatch__)
+    assert compiled_frames(loop, Handler()) == alone
+
+
+def test_a_step_of_torchs_own_is_known_and_hooks_on_it_as_well() -> None:
+    """The line that called a step stands for all that runs in it, unless somebody else's code runs there."""
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+    assert internals.is_of_optimizers(inspect.unwrap(torch.optim.SGD.step).__code__)
+    assert not internals.is_of_optimizers(torch.Tensor.__rsub__.__code__)
+    assert not internals.has_step_hooks(optimizer)
+    handle = optimizer.register_step_post_hook(lambda *_: None)
+    assert internals.has_step_hooks(optimizer)
+    handle.remove()
+    assert not internals.has_step_hooks(optimizer)
+    optimizer.register_step_pre_hook(lambda *_: None)
+    assert internals.has_step_hooks(optimizer)
