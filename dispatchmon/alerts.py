@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from dispatchmon import statistics as s
+from dispatchmon import reductions as r
 from dispatchmon.errors import AlertError, NonFiniteError, SettingError
 from dispatchmon.records import ROW
 from dispatchmon.schema import MODULE_ROLES, PARAMETER_ROLES
@@ -171,12 +171,12 @@ class Alerts:
                 continue
             role, arg = self.arguments[number]
             for rule in (*self.wants(subject, role), *watched):
-                totals = totals_at(values.statistics, slot)
+                totals = values.statistics.at(slot)
                 hit = self.met(rule, totals, subject, number)
                 if hit is not None and rule is self.watch and role in SCALED_ROLES and self.a_scaler_is_at_work():
                     continue
                 if hit is not None:
-                    nan, inf = int(totals[s.NAN]), int(totals[s.INF])
+                    nan, inf = int(totals[r.NAN]), int(totals[r.INF])
                     hits.append(Hit(rule, row, subject, role, arg, *hit, nan, inf))
         return hits
 
@@ -190,7 +190,7 @@ class Alerts:
     def met(self, rule: Rule, totals: Any, subject: str | None, number: int) -> tuple[float, float | None] | None:
         """(value, running mean) if these totals meet the rule."""
         if rule.nonfinite:
-            bad = float(totals[s.NAN] + totals[s.INF])
+            bad = float(totals[r.NAN] + totals[r.INF])
             return (bad, None) if bad else None
         value = self.ratio if rule.statistic == "ratio" else measure(rule.statistic, totals)
         if value is None:
@@ -224,16 +224,10 @@ class Alerts:
                 warnings.warn(f"dispatchmon: {hit.message()}", RuntimeWarning, stacklevel=6)
 
 
-def totals_at(statistics: s.Statistics, slot: int) -> Any:
-    """The row of the statistics table that a slot stands for."""
-    first, block = next(pair for pair in reversed(statistics.blocks) if slot >= pair[0])
-    return block[slot - first]
-
-
 def measure(statistic: str, totals: Any) -> float | None:
     """A statistic as a rule sees it: infinite elements count; None if there is no number."""
-    nan, inf, posinf = totals[s.NAN], totals[s.INF], totals[s.POSINF]
-    counts = {"nan": nan, "inf": inf, "posinf": posinf, "zero": totals[s.ZERO]}
+    nan, inf, posinf = totals[r.NAN], totals[r.INF], totals[r.POSINF]
+    counts = {"nan": nan, "inf": inf, "posinf": posinf, "zero": totals[r.ZERO]}
     if statistic in counts:
         return float(counts[statistic])
     if inf and statistic in ("magnitude", "norm"):
@@ -242,10 +236,10 @@ def measure(statistic: str, totals: Any) -> float | None:
         return math.inf
     if inf > posinf and statistic == "min":
         return -math.inf
-    if not totals[s.COUNT]:
+    if not totals[r.COUNT]:
         return None
     if statistic == "magnitude":
-        return float(max(abs(totals[s.MIN]), abs(totals[s.MAX])))
+        return float(max(abs(totals[r.MIN]), abs(totals[r.MAX])))
     if statistic == "std":
-        return math.sqrt(totals[s.M2] / totals[s.COUNT])
-    return float(totals[{"min": s.MIN, "max": s.MAX, "mean": s.MEAN, "norm": s.NORM}[statistic]])
+        return math.sqrt(totals[r.M2] / totals[r.COUNT])
+    return float(totals[{"min": r.MIN, "max": r.MAX, "mean": r.MEAN, "norm": r.NORM}[statistic]])

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dispatchmon import records as r
-from dispatchmon import statistics as s
+from dispatchmon import reductions as s
 from dispatchmon.schema import COLUMN_NAMES, PHASES, SCHEMA, STATISTICS
 from dispatchmon.sources import described
 

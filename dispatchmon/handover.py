@@ -33,6 +33,8 @@ class Handover:
     def take(self) -> Batch | None:
         """What was recorded since the last batch, which is over with this; None if that is nothing."""
         self.taking = True
+        if self.statistics is not None:
+            self.statistics.settle()
         batch = None
         if self.mode.events or self.hazards.found:
             hazards = self.hazards.pack(self.mode.events, self.values.rows, self.mode.event_of)
@@ -52,7 +54,7 @@ class Handover:
     def copy(self) -> Batch | None:
         """The same for another thread, as a copy; None also when it came at the wrong moment."""
         number = self.number
-        if self.taking or not self.mode.events:
+        if self.taking or not self.mode.events or (self.statistics is not None and self.statistics.waiting):
             return None
         events = bytes(self.mode.events)
         rows = bytes(self.values.rows)

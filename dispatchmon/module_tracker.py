@@ -33,6 +33,7 @@ from dispatchmon.torch_internals import (
     NOT_NUMBERED,
     an_optimizer_was_made,
     dynamo_takes_for_plain,
+    frames_compiled,
     graph_task,
     is_of_optimizers,
     jit_tracing_state,
@@ -40,6 +41,7 @@ from dispatchmon.torch_internals import (
     next_sequence_number,
     plain_module_call,
     runs_below,
+    watch_compiled,
 )
 
 if TYPE_CHECKING:
@@ -94,6 +96,8 @@ class ModuleTracker:
         self.local = threading.local()
         self.foreign_calls = 0  # module calls in other threads
         self.compiled_calls = self.steps_left_out = 0
+        self.compiled_depth: int | None = None  # of the outermost call of a compiled module, while it runs
+        self.compiled_entries = self.frames_compiled = 0  # code of torch.compile that ran outside of such calls
         self.unseen_writes: Callable[[], None] = lambda: None  # called when something may have written unseen
         self.caller = 0  # the line outside every package that called the model
         self.caller_of: Callable[[Any], int] = lambda frame: 0
@@ -104,6 +108,7 @@ class ModuleTracker:
         self.borders: Any = None  # what is told of each call, see borders.py
         self.failed = 0, 0  # id of the last exception that left a call, context of the innermost such call
         self.handles: list[Any] = []
+        self.end_watch: Callable[[], None] = lambda: None
         self.observer: ModuleValues | None = None  # is told of the calls of the model's modules
 
     # ------------------------------------------------------------------------------------------------- open, close
@@ -118,12 +123,20 @@ class ModuleTracker:
         ]
         TRACKERS.append(self)
         wrap_while_needed()
+        self.frames_compiled = frames_compiled()
+        self.end_watch = watch_compiled(self.compiled_code)
 
     def close(self) -> None:
         """Stop; every hook and wrapper is taken off."""
         if self in TRACKERS:
             TRACKERS.remove(self)
         wrap_while_needed()
+        self.end_watch()
+        self.end_watch = lambda: None
+        if not self.compiled_calls:
+            self.compiled_entries += max(
+                0, frames_compiled() - self.frames_compiled
+            )  # each of them ran when it was made
         for handle in self.handles:
             handle.remove()
         self.handles.clear()
@@ -194,6 +207,8 @@ class ModuleTracker:
             known = self.known_of(module, again)
         if not self.stack and not again and known is not None:
             self.outermost_call(module)
+        if self.compiled_depth is None and is_compiled(module):
+            self.compiled_depth = len(self.stack)
         self.stack.append((self.context, self.measured, self.path))
         if self.borders is not None:
             if self.paused or again:
@@ -230,7 +245,7 @@ class ModuleTracker:
             if self.borders is not None:
                 self.borders.leave(len(self.stack) - 1, output)
             self.return_to(len(self.stack) - 1)
-        if module._compiled_call_impl is not None or "_orig_mod" in module._modules:
+        if is_compiled(module):
             self.compiled_calls += 1
             self.unseen_writes()
 
@@ -239,7 +254,16 @@ class ModuleTracker:
         if len(self.stack) > depth:
             context, measured, self.path = self.stack[depth]
             del self.stack[depth:]
+            if self.compiled_depth is not None and depth <= self.compiled_depth:
+                self.compiled_depth = None
             self.go_to(context, measured)
+
+    def compiled_code(self, again: bool) -> None:
+        """Code that torch.compile made is about to run: what it writes is not seen."""
+        if threading.get_ident() == self.thread:
+            self.unseen_writes()
+            if again and self.compiled_depth is None and not self.paused:
+                self.compiled_entries += 1
 
     def known_of(self, module: nn.Module, again: bool) -> Known | None:
         """What is known of a module that was not met before: one put into the model since, or with no model a new root."""
@@ -360,6 +384,11 @@ class ModuleTracker:
         self.step_ends(self.step)
 
 
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a module is what `torch.compile` made of one."""
+    return module._compiled_call_impl is not None or "_orig_mod" in module._modules
+
+
 TRACKERS: list[ModuleTracker] = []  # those of the monitors that are open, in all threads
 WRAPPERS: list[Any] = []  # what `nn.Module.__call__` is while there are any
 ORIGINAL = "_dispatchmon_original"
@@ -451,5 +480,6 @@ for function in (
     after_call,
     ModuleTracker.optimizer_pre_hook,
     ModuleTracker.optimizer_post_hook,
+    ModuleTracker.compiled_code,
 ):
     never_compile(function)

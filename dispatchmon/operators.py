@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from marshal import dumps
+from marshal import dumps, loads
 from operator import itemgetter
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from dispatchmon.operator_effects import CONTAINER, SNAPSHOTS, effects_of
 from dispatchmon.records import IN_FLIGHT, UNREADY, UNTIL_WAIT
@@ -164,6 +166,15 @@ class Arguments:
         if number is None:
             number = self.known[key] = self.add(args, kwargs)
         return number
+
+    def values(self, number: int) -> list[Any]:
+        """The plain values that a number stands for; `inf` and `nan` also where others stand among them."""
+        key = next((key for key, known in self.known.items() if known == number), None)
+        if key is None:
+            return []
+        if isinstance(key, bytes):
+            return tree_leaves(loads(key))
+        return [float(word) for word in re.findall(r"'(-?inf|nan)'", key)]
 
     def add(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> int:
         """A new number."""

@@ -22,6 +22,7 @@ from dispatchmon.event_writer import UNTIMED, EventWriter, Seen
 from dispatchmon.module_tracker import ModuleTracker
 from dispatchmon.module_values import is_of
 from dispatchmon.records import FOREIGN, FORWARD, LIVE, NO_STORAGE, OPTIMIZER, ROW
+from dispatchmon.reductions import NORM
 from dispatchmon.torch_internals import DisableTorchFunction, after_backward, graph_task, local_part, never_compile
 from dispatchmon.updates import Updates
 
@@ -180,7 +181,7 @@ class ParameterValues:
         if len(values.rows) > first and values.statistics is not None:  # else: they were just handed over
             slot = ROW.unpack_from(values.rows, first)[5]
             if slot >= 0:
-                self.before_norms[id(parameter)] = values.statistics.norm_at(slot)
+                self.before_norms[id(parameter)] = float(values.statistics.at(slot)[NORM])
 
     def after(self, optimizer: Optimizer) -> None:
         """Updates and states; gradients that were not there, or not final, before."""
@@ -221,7 +222,7 @@ class ParameterValues:
             return []
         if alerts is not None and values.statistics is not None:
             norm = self.before_norms.get(id(parameter))
-            alerts.ratio = values.statistics.norm_at(slot) / norm if norm and slot >= 0 else None
+            alerts.ratio = float(values.statistics.at(slot)[NORM]) / norm if norm and slot >= 0 else None
         number = self.writer.argument("update", "update")
         return [ROW.pack(-1, number, values.geometries[shape][0], NO_STORAGE, tag[1], slot)]
 

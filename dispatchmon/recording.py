@@ -38,7 +38,7 @@ from dispatchmon.statistics import Statistics
 from dispatchmon.tables import Tables
 from dispatchmon.torch_internals import DisableTorchFunction, current_dispatch_mode, take_off_stack
 from dispatchmon.values import Values
-from dispatchmon.watch import Watch, wait_for
+from dispatchmon.watch import Spoiled, Watch, wait_for
 from dispatchmon.writer import TraceWriter
 
 if TYPE_CHECKING:
@@ -185,7 +185,8 @@ class Recording:
             self.modules.new_step()
         if self.parameters is not None:
             self.parameters.close()
-        self.flush()
+        spoiled = self.settled()
+        self.hand_over()
         self.values.untag()
         step = self.tracker.step
         self.sink.close({"reason": reason, "step": step, "skipped": self.skipped(), "monitor_ns": self.mode.own_ns})
@@ -197,11 +198,14 @@ class Recording:
                 self.path, sink.closed, sink.converter.tally, sink.stopped, self.dispatches, record == ("ops",)
             )
             print(line, file=sys.stderr)
+        if spoiled is not None and reason is None:
+            self.mode.watch.speak(spoiled)
 
     def skipped(self) -> dict[str, int]:
         """What ran and was not recorded, by reason."""
         reasons = {
             "calls of compiled modules, whose fused operators cannot be seen": self.tracker.compiled_calls,
+            "entries into other code of torch.compile, whose fused operators cannot be seen": self.tracker.compiled_entries,
             "module calls in other threads, whose operators are not recorded": self.tracker.foreign_calls,
             "steps that were not asked for": self.tracker.steps_left_out,
             "calls of the model in the mode that was not asked for": self.calls_left_out,
@@ -237,6 +241,12 @@ class Recording:
     # ------------------------------------------------------------------------------------------------- batches
     def flush(self) -> None:
         """Hand what was recorded to the sink."""
+        spoiled = self.settled()
+        self.hand_over()
+        if spoiled is not None:
+            self.mode.watch.speak(spoiled)
+
+    def hand_over(self) -> None:
         if (batch := self.handover.take()) is not None:
             self.sink.put(batch)
         if self.tables.literals.size - self.tables.literals.base > Tables.MOST:
@@ -249,6 +259,14 @@ class Recording:
         self.mode.deadline = perf_counter_ns() + BATCH_NS
         self.complain()
 
+    def settled(self) -> Spoiled | None:
+        """Fetch the statistics that are on a device; the first event, if any, that `on_nonfinite` is about."""
+        if self.statistics is None or not (self.statistics.waiting or self.statistics.spoiled):
+            return None
+        self.statistics.settle()
+        watch = self.mode.watch
+        return None if watch is None else watch.look_back(self.values.rows, self.mode.events)
+
     def catch_up(self) -> tuple[Converter, bytes]:
         """Have all events so far converted; the converter, and the packed events that were not handed over before."""
         events = bytes(self.mode.events)
@@ -258,6 +276,8 @@ class Recording:
 
     # ------------------------------------------------------------------------------------------------- steps
     def step_ended(self, step: int) -> None:
+        if (spoiled := self.settled()) is not None:
+            self.mode.watch.speak(spoiled)
         if self.modules is not None:
             self.modules.new_step()
         self.right_step = self.settings.wants_step(step)

@@ -123,7 +123,7 @@ METADATA = {
     "modules": "`{name, class}` of each module of the model; one that is registered twice is there under both names",
     "parameters": "`{name, shape, dtype}` of each parameter; the shape of a lazy one is null",
     "settings": "the arguments of the monitor",
-    "statistics_backend": "what computed the statistics on the CPU: `native` (the C kernel) or `torch`; null without statistics",
+    "statistics_backend": "what computed the statistics on the CPU: `native` (the C kernel), `torch` (its reductions) or `deferred` (those of another device, for tests); null without statistics",
     "threads": "torch's threads",
     "flush": "`{rows, seconds}`: a batch is written when it has so many rows or after so long, whatever is first",
     "command": "`sys.argv`",

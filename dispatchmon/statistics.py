@@ -2,18 +2,16 @@
 The numbers of a value, and how they are computed.
 
 Each measured value fills one row of a table of float64: count, min, max, mean, centred sum of squares, L2 norm of the
-finite elements, and how many are NaN, infinite, +Inf, zero. On CPU one pass of the optional C kernel does it; elsewhere,
-and without the kernel, torch does, in pieces of bounded size. Pieces are merged as in Chan, Golub and LeVeque,
-"Updating formulae and a pairwise algorithm for computing sample variances" (1979).
+finite elements, and how many are NaN, infinite, +Inf, zero. On CPU one pass of the optional C kernel does it, without the
+kernel torch's reductions (`reductions.py`). On another device they are computed there and fetched later (`deferred.py`).
 """
 
 from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
 from contextlib import suppress
-from math import frexp, hypot, inf, isfinite, prod, sqrt
+from math import inf, prod, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +19,20 @@ import numpy.typing as npt
 import torch
 
 from dispatchmon.cells import MOST_MAPPED, packed, runs_of, shrunk, stretches
+from dispatchmon.deferred import Deferred, is_capturing, row
 from dispatchmon.records import TABLE_FULL, UNSUPPORTED
+from dispatchmon.reductions import (
+    COUNT,
+    INF,
+    M2,
+    NAN,
+    NORM,
+    POSINF,
+    TOTALS,
+    ZERO,
+    merged,
+    pieces,
+)
 from dispatchmon.torch_internals import address_of, kernels_only
 
 native: Any
@@ -30,9 +41,6 @@ try:
 except ImportError:  # no compiler when the package was built
     native = None
 
-COUNT, MIN, MAX, MEAN, M2, NORM, NAN, INF, POSINF, ZERO = range(10)
-TOTALS = 10
-PIECE = 1 << 17  # elements converted to float64 at a time
 MOST_DIMENSIONS = 8  # outer dimensions the kernel takes
 
 _REAL = {
@@ -89,6 +97,9 @@ class Statistics:
             backend or os.environ.get("DISPATCHMON_STATISTICS") or ("native" if native is not None else "torch")
         )
         self.kernel = native.measure if self.backend == "native" else None
+        self.deferred: dict[torch.device, Deferred] = {}
+        self.spoiled: list[int] = []  # slots of deferred values that turned out to hold NaN or Inf
+        self.defers_all = self.backend == "deferred"  # as on another device: a switch for tests
         self.threads = torch.get_num_threads()
         self.blocks: list[tuple[int, npt.NDArray[np.float64]]] = []
         self.next = self.end = 0
@@ -99,6 +110,7 @@ class Statistics:
         self.new_block()
 
     def new_block(self) -> None:
+        """Begin a table; what was deferred must have been fetched into the one before."""
         block = np.empty((self.slots, TOTALS))
         self.next = self.end
         self.blocks = [*self.blocks[-1:], (self.next, block)]
@@ -107,13 +119,15 @@ class Statistics:
         self.floor = self.blocks[0][0]
         self.cells = {slot: cells for slot, cells in self.cells.items() if slot >= self.floor}
 
-    def norm_at(self, slot: int) -> float:
-        """The norm that was measured into a slot that is still there."""
+    def at(self, slot: int) -> npt.NDArray[np.float64]:
+        """What was measured into a slot that is still there; waits for what is on a device."""
+        self.settle()
         first, block = next(pair for pair in reversed(self.blocks) if slot >= pair[0])
-        return float(block[slot - first][NORM])
+        row: npt.NDArray[np.float64] = block[slot - first]
+        return row
 
     def measure(self, tensor: torch.Tensor, layout: Layout) -> int:
-        """Slot of a strided tensor's statistics, or a reason below 0."""
+        """Slot of the statistics of what lies at this place in a tensor's storage, or a reason below 0."""
         slot = self.next
         if slot == self.end:
             return TABLE_FULL
@@ -127,11 +141,10 @@ class Statistics:
                 self.met_nonfinite(found, slot, tensor, layout)
         else:
             with kernels_only():
-                found = self.keep(
-                    slot,
-                    merged(pieces(tensor, layout.sizes, layout.strides, int(tensor.storage_offset()))),
-                    layout.repeat,
-                )
+                place = layout.sizes, layout.strides, layout.start // tensor.element_size()
+                if self.defers_all or not tensor.is_cpu:
+                    return self.defer(slot, tensor, *place, layout.repeat)
+                found = self.keep(slot, merged(pieces(tensor, *place)), layout.repeat)
             if found:
                 self.met_nonfinite(found, slot, tensor, layout)
         self.next = slot + 1
@@ -152,11 +165,48 @@ class Statistics:
             sizes, strides = tuple(n for _, n in reversed(runs)), tuple(s for s, _ in reversed(runs))
             if 0 in stored.shape:
                 sizes = (0,)
-            self.nonfinite += self.keep(
-                slot, merged(pieces(stored, sizes, strides, int(stored.storage_offset()))), repeat
-            )
+            place = sizes, strides, int(stored.storage_offset())
+            if self.defers_all or not stored.is_cpu:
+                return self.defer(slot, stored, *place, repeat)
+            self.nonfinite += self.keep(slot, merged(pieces(stored, *place)), repeat)
         self.next = slot + 1
         return slot
+
+    def defer(
+        self,
+        slot: int,
+        tensor: torch.Tensor,
+        sizes: tuple[int, ...],
+        strides: tuple[int, ...],
+        offset: int,
+        repeat: int,
+    ) -> int:
+        """Have the row computed on the tensor's device; it is fetched when the table is needed, or the step ends."""
+        if is_capturing(tensor):
+            return UNSUPPORTED
+        numbers = row(tensor, sizes, strides, offset, repeat)
+        if tensor.device not in self.deferred:
+            self.deferred[tensor.device] = Deferred(tensor.device, self.slots)
+        self.deferred[tensor.device].put(slot, numbers)
+        self.next = slot + 1
+        return slot
+
+    @property
+    def waiting(self) -> bool:
+        """Whether rows are on a device that were not fetched."""
+        return any(device.slots for device in self.deferred.values())
+
+    def settle(self) -> None:
+        """Fetch what was deferred; slots of values that hold NaN or Inf are added to `spoiled`."""
+        first, block = self.blocks[-1]
+        for device in self.deferred.values():
+            if device.slots:
+                with kernels_only():
+                    slots, rows = device.fetch()
+                block[np.array(slots) - first] = rows
+                spoiled = rows[:, NAN] + rows[:, INF]
+                self.nonfinite += int(spoiled.sum())
+                self.spoiled += np.array(slots)[spoiled > 0].tolist()
 
     def met_nonfinite(self, found: int, slot: int, tensor: torch.Tensor, layout: Layout) -> None:
         """Count the elements, and note where they lie. Only values that hold some pay for this."""
@@ -165,7 +215,7 @@ class Statistics:
             with suppress(Exception), kernels_only():
                 first, block = self.blocks[-1]
                 _, _, _, _, _, _, nan, infinite, posinf, _ = block[slot - first].tolist()
-                values = tensor.as_strided(layout.sizes, layout.strides, tensor.storage_offset())
+                values = tensor.as_strided(layout.sizes, layout.strides, layout.start // tensor.element_size())
                 self.cells[slot] = map_of(values, nan > 0, posinf > 0, infinite > posinf)
 
     def keep(self, slot: int, totals: list[float], repeat: int) -> int:
@@ -232,72 +282,3 @@ def stored_values(tensor: torch.Tensor) -> torch.Tensor | None:
     if tensor.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
         return tensor.values()
     return tensor if tensor.layout == torch.strided else None
-
-
-def pieces(
-    tensor: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...], offset: int
-) -> Iterator[torch.Tensor]:
-    """The elements in pieces of at most PIECE, as views."""
-    if prod(sizes) <= PIECE:
-        yield tensor.as_strided(sizes, strides, offset)
-        return
-    largest = max(range(len(sizes)), key=lambda i: sizes[i])
-    rest = prod(sizes) // sizes[largest]
-    step = max(1, PIECE // rest)
-    for start in range(0, sizes[largest], step):
-        part = (*sizes[:largest], min(step, sizes[largest] - start), *sizes[largest + 1 :])
-        yield from pieces(tensor, part, strides, offset + start * strides[largest])
-
-
-def merged(parts: Iterator[torch.Tensor]) -> list[float]:
-    """One table row for all parts."""
-    total = [0.0, inf, -inf, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
-    for part in parts:
-        t = totals(part)
-        if n := t[COUNT]:
-            both = total[COUNT] + n
-            apart = t[MEAN] - total[MEAN]
-            total[M2] += t[M2] + apart * apart * (total[COUNT] * n / both)
-            total[MEAN] += apart * (n / both)
-            total[NORM] = hypot(total[NORM], t[NORM])
-            total[MIN], total[MAX] = min(total[MIN], t[MIN]), max(total[MAX], t[MAX])
-            total[COUNT] = both
-        for i in (NAN, INF, POSINF, ZERO):
-            total[i] += t[i]
-    return total
-
-
-def totals(part: torch.Tensor) -> list[float]:
-    """One table row of one piece, by torch's reductions in float64."""
-    nan = infinite = posinf = 0.0
-    if part.dtype in _COMPLEX:
-        part = part.to(torch.complex128)
-        is_nan = part.real.isnan() | part.imag.isnan()
-        values = torch.where(is_nan, torch.nan, torch.hypot(part.real, part.imag))
-    else:
-        values = part.to(torch.float64)
-    n = values.numel()
-    if n == 0:
-        return [0.0, inf, -inf, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
-    if values.device.type == "mps":  # no float64 there: cannot promise the numbers
-        raise NotImplementedError(f"float64 statistics on {values.device}")
-    if not isfinite(float(values.sum())):  # a sum can overflow though no element is infinite
-        nan = float(values.isnan().sum())
-        posinf = float((values == inf).sum())
-        infinite = posinf + float((values == -inf).sum())
-        if nan or infinite:
-            values = values[values.isfinite()]
-            n = values.numel()
-            if n == 0:
-                return [0.0, inf, -inf, 0.0, 0.0, 0.0, nan, infinite, posinf, 0.0]
-    low, high = (float(x) for x in values.aminmax())
-    peak = max(abs(low), abs(high))
-    zero = n - float(values.count_nonzero())
-    # powers of two scale without rounding: neither a sum nor a square leaves float64's range
-    scale = min(2.0 ** -frexp(peak)[1], 2.0**1000) if peak > 1e140 or 0 < peak < 1e-140 else 1.0
-    if scale != 1.0:
-        values = values * scale
-    mean = float(values.mean())
-    norm = float(values.square().sum()) ** 0.5
-    m2 = float((values - mean).square_().sum())
-    return [float(n), low, high, mean / scale, m2 / scale / scale, norm / scale, nan, infinite, posinf, zero]

@@ -222,10 +222,56 @@ def runs_below(frame: FrameType | None, code: CodeType) -> bool:
 
 
 def never_compile(function: Any, but_callees: bool = False) -> None:
-    """Have `torch.compile` leave this function alone, and all that it calls or only itself, where it takes frames as they come."""
+    """Have `torch.compile` leave this function alone where it takes frames as they come, and all that it calls or not."""
     action = eval_frame._FrameAction
     then = action.DEFAULT if but_callees else action.SKIP
     eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(action.SKIP, then))
+
+
+_WATCHING_COMPILED: list[Callable[[bool], None]] = []
+
+
+def watch_compiled(call: Callable[[bool], None]) -> Callable[[], None]:
+    """
+    Have `call(True)` called when code that `torch.compile` made is about to run again; returns what ends that.
+
+    `call(False)` says that some was made, or tried to be made, which then runs for the first time.
+    """
+    from torch._dynamo.callback import callback_handler
+
+    def made(*_: Any) -> None:
+        call(False)
+
+    def end() -> None:
+        callback_handler.remove_end_callback(made)
+        _WATCHING_COMPILED.remove(call)
+        if not _WATCHING_COMPILED:
+            found = eval_frame.set_guard_complete_hook(None)
+            eval_frame.set_guard_complete_hook(getattr(found, "before", found))  # or somebody else's since
+
+    callback_handler.register_end_callback(made)
+    _WATCHING_COMPILED.append(call)
+    if len(_WATCHING_COMPILED) == 1:
+        before: Any = eval_frame.set_guard_complete_hook(None)
+
+        def entered(found: bool) -> bool:
+            if found:
+                for each in _WATCHING_COMPILED:
+                    each(True)
+            return found if before is None else bool(before(found))
+
+        hook: Any = entered
+        hook.before = before
+        never_compile(hook)
+        eval_frame.set_guard_complete_hook(hook)
+    return end
+
+
+def frames_compiled() -> int:
+    """How many frames `torch.compile` has compiled in this process since dynamo was reset."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["frames"]["ok"])
 
 
 def is_of_optimizers(code: CodeType) -> bool:
@@ -248,6 +294,7 @@ _AFTER_BACKWARD: list[Callable[[], None]] = []
 
 
 def backward_is_over() -> None:
+    """A backward pass that filled `.grad` has ended."""
     for each in tuple(_AFTER_BACKWARD):
         each()
 

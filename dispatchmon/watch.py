@@ -11,7 +11,7 @@ import gc
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +23,10 @@ from dispatchmon import sentences
 from dispatchmon.batches import Converter
 from dispatchmon.errors import NonFiniteError
 from dispatchmon.operators import Plan, Plans
-from dispatchmon.records import EMPTY, EVENT_FIELDS, LIVE, ROW
+from dispatchmon.records import EMPTY, EVENT_FIELDS, LIVE, ROW, ROW_FIELDS
+from dispatchmon.reductions import COUNT, INF, MAX, MIN, NAN, POSINF
 from dispatchmon.schema import PHASES
-from dispatchmon.statistics import COUNT, INF, MAX, MIN, NAN, POSINF, Statistics
+from dispatchmon.statistics import Statistics
 
 _ALLOCATORS = ("aten::empty", "aten::new_empty", "aten::resize_", "aten::set_")
 PATIENCE = 5.0  # seconds that the sink is given to name the place
@@ -38,6 +39,7 @@ class Spoiled:
     pending: Any
     output: dict[str, Any]
     inputs: list[dict[str, Any]]
+    events: bytes | None = None  # the packed events of its batch, if that was handed over since
 
 
 class Watch:
@@ -70,9 +72,34 @@ class Watch:
     def look(self, rows: bytearray, plan: Plan, pending: Any, args: Any, kwargs: Any) -> Spoiled | None:
         """Look at the rows of the event in hand: did it make a NaN or Inf?"""
         self.seen = self.statistics.nonfinite
-        if self.spoke or not self.can_be_its_making(plan, args, kwargs):
+        if self.spoke or not self.can_be_its_making(plan, tree_leaves((args, kwargs))):
             return None
-        inputs, outputs = self.values(rows, pending[0])
+        return self.judge(pending, *self.values(rows, pending[0]))
+
+    def look_back(self, rows: bytearray, events: bytearray) -> Spoiled | None:
+        """The same, for all events of the batch so far, once what was measured on a device has been fetched."""
+        self.seen = self.statistics.nonfinite
+        slots, self.statistics.spoiled = self.statistics.spoiled, []
+        if self.spoke or not slots:
+            return None
+        table = np.frombuffer(bytes(rows), np.int64).reshape(-1, ROW_FIELDS)
+        packed = bytes(events)
+        known = {int(e[0]): e for e in np.frombuffer(packed, np.int64).reshape(-1, EVENT_FIELDS)}
+        plans = {plan.operator: plan for plan in (*self.plans.values(), *self.plans.quiet.values())}
+        for number in dict.fromkeys(table[np.isin(table[:, 5], slots), 0].tolist()):
+            event = known.get(number)
+            plan = None if event is None else plans.get(int(event[1]))
+            if event is None or plan is None or not self.can_be_its_making(plan, plan.arguments.values(int(event[2]))):
+                continue
+            end = (int(np.flatnonzero(table[:, 0] == number)[-1]) + 1) * ROW.size
+            pending = (number, *(int(field) for field in event[2:7]))
+            if (found := self.judge(pending, *self.values(rows[:end], number))) is not None:
+                found.events = packed
+                return found
+        return None
+
+    def judge(self, pending: Any, inputs: list[dict[str, Any]], outputs: list[dict[str, Any]]) -> Spoiled | None:
+        """Whether an event made a NaN or Inf of what went in."""
         spoiled = [v for v in outputs if v["nonfinite"]]
         if not spoiled or not all(v["measured"] for v in inputs):
             return None
@@ -84,14 +111,14 @@ class Watch:
         self.spoke = True
         return Spoiled(pending, nan or spoiled[0], inputs)
 
-    def can_be_its_making(self, plan: Plan, args: Any, kwargs: Any) -> bool:
-        """Whether what comes out of this call can have been made by the operator."""
+    def can_be_its_making(self, plan: Plan, given: Iterable[Any]) -> bool:
+        """Whether what comes out of this call can have been made by the operator, and was not among the numbers given."""
         operator = next((f for f, p in self.plans.items() if p.operator == plan.operator), None)
         schema = getattr(operator, "_schema", None)
         name = "" if schema is None else str(schema.name)
         if name.startswith(_ALLOCATORS) or "c10d" in name:
             return False
-        return all(math.isfinite(x) for x in tree_leaves((args, kwargs)) if isinstance(x, float))
+        return all(math.isfinite(x) for x in given if isinstance(x, float))
 
     def values(self, rows: bytearray, event: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """What was measured of the inputs and outputs of an event."""
@@ -148,6 +175,7 @@ class Watch:
         """`aten.log.default` in `head` made 3 -Inf …; with the forward operator, of a backward one."""
         event, _, context, _, node, source = spoiled.pending
         converter, packed = self.catch_up()
+        packed = spoiled.events or packed
         events = np.frombuffer(packed, np.int64).reshape(-1, EVENT_FIELDS)
         columns = converter.columns
 

@@ -14,7 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from attribution_truth import judged
-from recorded import events, only, record
+from dispatchmon import DispatchMonitor, open_trace
+from dispatchmon.torch_internals import kernels_only
+from recorded import events, only, record, rows_of
 
 
 class MLP(nn.Module):
@@ -488,6 +490,30 @@ def test_a_compiled_model_is_one_call_with_its_name(given) -> None:
     rows = record(run, model if given == "the model" else compiled)
     assert {e[0]["module"] for e in events(rows, op="aten.tanh.default")} == {""}
     assert {e[0]["module"] for e in events(rows, op="aten.mm.default")} == {""}
+
+
+def test_compiled_functions_are_counted_and_what_they_wrote_is_measured_again(tmp_path) -> None:
+    """What fused code writes is no operator: values met after it are others, when it was just made and when it runs again."""
+    torch._dynamo.reset()
+
+    def unseen(graph, inputs):
+        def run(*args):
+            with kernels_only():
+                return graph(*args)
+
+        return run
+
+    add_one = torch.compile(lambda x: x.add_(1), backend=unseen)
+    x = torch.zeros(3)
+    with DispatchMonitor(None, tmp_path / "t.arrow", quiet=True):
+        for _ in range(3):
+            x.sum()
+            add_one(x)
+    (reads,) = {tuple(row["min"] for row in rows_of(tmp_path / "t.arrow") if row["arg"] == "self")}
+    assert reads == (0.0, 1.0, 2.0)
+    assert open_trace(tmp_path / "t.arrow").files[0].skipped == {
+        "entries into other code of torch.compile, whose fused operators cannot be seen": 3
+    }
 
 
 def test_compiled_eager_shows_every_operator_in_its_module_and_is_undone() -> None:

@@ -412,3 +412,44 @@ def test_a_step_of_torchs_own_is_known_and_hooks_on_it_as_well() -> None:
     assert not internals.has_step_hooks(optimizer)
     optimizer.register_step_pre_hook(lambda *_: None)
     assert internals.has_step_hooks(optimizer)
+
+
+def test_compiled_code_that_runs_is_noticed() -> None:
+    """It is made at the first call and for another shape, and entered again otherwise; two may watch, and end in any order."""
+    torch._dynamo.reset()
+    first, second = [], []
+    end_first, end_second = internals.watch_compiled(first.append), internals.watch_compiled(second.append)
+    twice = torch.compile(lambda x: x * 2, backend="eager", dynamic=False)
+    made = internals.frames_compiled()
+    twice(torch.ones(3))
+    twice(torch.ones(3))
+    assert first == second == [False, True]
+    end_first()
+    twice(torch.ones(4))
+    twice(torch.ones(3))
+    assert (first, second) == ([False, True], [False, True, False, True])
+    assert internals.frames_compiled() - made == 2
+    end_second()
+    twice(torch.ones(3))
+    assert len(second) == 4
+
+
+def test_a_hook_on_guards_that_was_there_is_asked_and_put_back() -> None:
+    """The one of `torch.compiler.set_enable_guard_collectives`, say."""
+    torch._dynamo.reset()
+    asked = []
+
+    def theirs(found):
+        asked.append(found)
+        return found
+
+    internals.eval_frame.set_guard_complete_hook(theirs)
+    try:
+        end = internals.watch_compiled(lambda again: None)
+        twice = torch.compile(lambda x: x * 2, backend="eager")
+        twice(torch.ones(3))
+        twice(torch.ones(3))
+        end()
+    finally:
+        assert internals.eval_frame.set_guard_complete_hook(None) is theirs
+    assert asked == [True]

@@ -20,7 +20,7 @@ _FROM_METADATA = (
     *("started", "command"),
 )
 _FROM_CLOSING = ("events", "rows", "steps", "writes", "undeclared_writes", "monitor_ns", "wait_ns", "kept_for_good")
-_BACKENDS = {"native": "in one pass, by the C kernel", "torch": "by torch's own reductions"}
+_BACKENDS = {"native": "in one pass, by the C kernel", "torch": "by torch's own reductions", "deferred": "as on a device"}
 _COLUMNS = (
     *("file", "bytes", "complete", "closed", "reason", "rank", "world_size", "model", "modules", "parameters"),
     *_FROM_CLOSING,
