@@ -141,6 +141,17 @@ class ModuleTracker:
             handle.remove()
         self.handles.clear()
 
+    def pause(self) -> None:
+        """What follows is not recorded."""
+        self.paused = True
+        wrap_while_needed()
+
+    def resume(self) -> None:
+        """What follows is recorded."""
+        self.paused = False
+        wrap_while_needed()
+        self.enter_place(0, -1, OPTIMIZER if self.optimizing else FORWARD, not self.filtered)
+
     def needs_calls(self) -> bool:
         """Whether module calls must be seen: not in a step that is not recorded and that ends without them."""
         return not self.paused or self.watches_training or not (self.manual or self.first_optimizer is not None)
@@ -175,7 +186,9 @@ class ModuleTracker:
 
     # ------------------------------------------------------------------------------------------------- places
     def enter_place(self, module: int, call: int, phase: int, measured: bool, training: bool | None = None) -> None:
-        """From here on operators belong to a new context."""
+        """From here on operators belong to a new context. Nothing is noted of a step that is not recorded."""
+        if self.paused:
+            return
         self.go_to(self.add_context(module, call, phase, training), measured)
 
     def add_context(self, module: int, call: int, phase: int, training: bool | None) -> int:
@@ -333,7 +346,8 @@ class ModuleTracker:
             self.first_optimizer = weakref.ref(optimizer)
         self.optimizer_code = sys._getframe(1).f_code
         self.has_closure = any(a is not None for a in args[1:]) or kwargs.get("closure") is not None
-        self.optimizer_line = 0 if self.has_closure else self.line_of_step(optimizer, sys._getframe(1))
+        skip = self.paused or self.has_closure
+        self.optimizer_line = 0 if skip else self.line_of_step(optimizer, sys._getframe(1))
         self.parameters_step(optimizer, False)
         self.enter_place(0, -1, OPTIMIZER, not self.filtered)
 

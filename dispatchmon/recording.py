@@ -24,7 +24,7 @@ from dispatchmon.flight_recorder import FlightRecorder
 from dispatchmon.handover import Handover
 from dispatchmon.hazards import Hazards
 from dispatchmon.metadata import metadata
-from dispatchmon.module_tracker import ModuleTracker, wrap_while_needed
+from dispatchmon.module_tracker import ModuleTracker
 from dispatchmon.module_values import ModuleValues
 from dispatchmon.operators import Plans
 from dispatchmon.parameter_names import ParameterNames, owned_by
@@ -303,16 +303,16 @@ class Recording:
         if self.pauses:
             self.values.new_epoch()
         self.mode.newest_node = self.saved.resume() if self.tracker.borders is not None else ALWAYS
-        self.mode.idle = self.tracker.paused = False
-        wrap_while_needed()
+        self.mode.idle = False
+        self.tracker.resume()
         if not self.pushed and self.dispatches:
             self.mode.__enter__()  # type: ignore[no-untyped-call]
             self.pushed = True
 
     def pause(self) -> None:
         """Run without the mode, or with one that passes everything on where another mode lies above it."""
-        self.mode.idle = self.tracker.paused = True
-        wrap_while_needed()
+        self.mode.idle = True
+        self.tracker.pause()
         self.pauses += 1
         if self.pushed and current_dispatch_mode() is self.mode:
             self.mode.__exit__(None, None, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import sysconfig
+import weakref
 from types import CodeType, FrameType
 
 import torch
@@ -51,6 +52,7 @@ class Sources:
         self.numbers: dict[tuple[int, int], int] = {}
         self.lines: dict[int, tuple[CodeType, int]] = {}  # keeps the code, so that its id stays its own
         self.packages = Packages(self.libraries)
+        self.own_steps: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()  # optimizers of torch's own
         self.backward: tuple[int, int] = (-1, 0)  # graph task, and the line that started it
 
     def line(self, frame: FrameType | None) -> int:
@@ -74,8 +76,10 @@ class Sources:
 
     def line_of_step(self, optimizer: Optimizer, frame: FrameType) -> int:
         """The line that called `optimizer.step()`, if nothing but torch's code runs in it; otherwise 0."""
-        step = inspect.unwrap(type(optimizer).step).__code__
-        if has_step_hooks(optimizer) or not self.libraries[step.co_filename]:
+        kind = type(optimizer)
+        if kind not in self.own_steps:
+            self.own_steps[kind] = self.libraries[inspect.unwrap(kind.step).__code__.co_filename]
+        if has_step_hooks(optimizer) or not self.own_steps[kind]:
             return 0
         return self.line(frame)
 
