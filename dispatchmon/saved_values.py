@@ -28,7 +28,8 @@ from dispatchmon.regions import Region, overlap, region
 from dispatchmon.torch_internals import (
     ENGINE_CODE,
     NOT_NUMBERED,
-    get_checkpoint_inputs,
+    checkpoint_inputs,
+    checkpoint_that_refused,
     next_sequence_number,
     without_modes,
 )
@@ -306,8 +307,8 @@ class SavedValues:
             frame = traceback.tb_frame  # reading f_locals of the user's frames would keep their values alive
             if frame.f_code is ENGINE_CODE:
                 pending += [r.grad_fn if isinstance(r, Tensor) else r.node for r in frame.f_locals["t_outputs"]]
-            elif frame.f_code is get_checkpoint_inputs:
-                checkpoint = frame.f_locals["self"]  # the region whose inputs autograd refused
+            elif (region := checkpoint_that_refused(frame, traceback.tb_next is None)) is not None:
+                checkpoint = region
             traceback = traceback.tb_next
         nodes: dict[int, Any] = {}
         while pending:
@@ -322,7 +323,7 @@ class SavedValues:
                 continue
             for name, saved in self.savings(node):
                 if checkpoint is not None and saved.unpack_hook and belongs_to(saved.unpack_hook, checkpoint):
-                    for tensor in [getattr(argument, "data", None) for argument in checkpoint.saved_args]:
+                    for tensor in checkpoint_inputs(checkpoint):
                         tag = self.written_since(tensor, maker.event)
                         if tag is not None and f"is at version {tensor._version};" in text:  # type: ignore[union-attr]
                             found.insert(0, (True, maker, node, "checkpoint", tensor, tag, text))

@@ -21,7 +21,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.optim import Optimizer
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import _CheckpointFrame
+from torch.utils.checkpoint import _checkpoint_hook, _CheckpointFrame
 
 _C: Any = torch._C
 _KEY = _C.DispatchKey
@@ -52,8 +52,6 @@ address_of: Callable[[torch.Tensor], int] = _C._data_address
 """Where a tensor's storage begins; `data_ptr` would copy memory that is shared until it is written."""
 without_modes: Callable[[], AbstractContextManager[None]] = _python_dispatch._disable_current_modes
 """A block in which no dispatch mode sees what runs."""
-get_checkpoint_inputs: CodeType = _CheckpointFrame.get_inputs.__code__
-"""Code of the frame in which a checkpoint unpacks the inputs of its region; `self.saved_args` are torch's SavedTensors."""
 distributed: Callable[[], bool] = getattr(torch.distributed, "is_initialized", lambda: False)
 """Whether this process is in a group of several."""
 DisableTorchFunction: type[AbstractContextManager[None]] = _C.DisableTorchFunction
@@ -190,6 +188,27 @@ def recomputing() -> bool:
     """Whether a non-reentrant checkpoint is running its region again."""
     hooks = saved_tensors_hooks(False)
     return bool(hooks) and "_recomputation_hook" in getattr(hooks[0], "__qualname__", "")
+
+
+def checkpoint_that_refused(frame: FrameType, innermost: bool) -> Any:
+    """The checkpointed region whose inputs autograd refused in this frame of an error; None if this is no such frame."""
+    code = frame.f_code
+    if hasattr(_CheckpointFrame, "get_inputs"):
+        return frame.f_locals["self"] if code is _CheckpointFrame.get_inputs.__code__ else None
+    # In torch 2.8 a node keeps the inputs, and the hook itself asks it for them.
+    asks = (
+        innermost
+        and code.co_name == "unpack_hook"
+        and code.co_filename == _checkpoint_hook.__init__.__code__.co_filename
+    )
+    return frame.f_locals.get("frame") if asks else None
+
+
+def checkpoint_inputs(region: Any) -> list[Any]:
+    """The tensors that a checkpointed region keeps to be run again, with what else it keeps; nothing is unpacked."""
+    if hasattr(region, "saved_args"):
+        return [getattr(argument, "data", None) for argument in region.saved_args]
+    return [saved.data for saved in region.input_saver.grad_fn._raw_saved_tensors]
 
 
 def gathered_by_fsdp(frame: FrameType | None) -> bool:
