@@ -19,7 +19,7 @@ from dispatchmon.module_values import module_types_of
 from dispatchmon.recording import Recording
 from dispatchmon.schema import PHASES, STATISTICS
 from dispatchmon.settings import Settings, StepPattern, checked
-from dispatchmon.torch_internals import DisableTorchFunction
+from dispatchmon.torch_internals import DisableTorchFunction, load_dynamo
 
 OPEN: list[DispatchMonitor] = []
 
@@ -159,6 +159,7 @@ class DispatchMonitor:
         self._entered += 1
         self.error = None
         model = None if self._model is None else self._model()
+        load_dynamo()
         with DisableTorchFunction():
             self._recording = Recording(self, model, self.path, rank, world_size, len(OPEN))
             OPEN.append(self)

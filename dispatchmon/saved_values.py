@@ -31,6 +31,7 @@ from dispatchmon.torch_internals import (
     checkpoint_inputs,
     checkpoint_that_refused,
     next_sequence_number,
+    shows_savings,
     without_modes,
 )
 from dispatchmon.values import OWNER, WRITES, Values
@@ -176,6 +177,9 @@ class SavedValues:
     # ------------------------------------------------------------------------------------------------- a node runs
     def savings(self, node: Any) -> Iterator[tuple[str, Any]]:
         """(name, torch's SavedTensor) for each saved value. Dispatches nothing, unpacks nothing, runs no hook."""
+        if not shows_savings:
+            self.not_known("autograd nodes, which this version of torch does not show")
+            return
         names = self.names.get(type(node))
         if names is None:
             names = self.names[type(node)] = tuple(n for n in dir(type(node)) if n.startswith("_raw_saved_"))
@@ -307,7 +311,7 @@ class SavedValues:
             frame = traceback.tb_frame  # reading f_locals of the user's frames would keep their values alive
             if frame.f_code is ENGINE_CODE:
                 pending += [r.grad_fn if isinstance(r, Tensor) else r.node for r in frame.f_locals["t_outputs"]]
-            elif (region := checkpoint_that_refused(frame, traceback.tb_next is None)) is not None:
+            elif (region := checkpoint_that_refused(frame)) is not None:
                 checkpoint = region
             traceback = traceback.tb_next
         nodes: dict[int, Any] = {}

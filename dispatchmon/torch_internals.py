@@ -7,6 +7,7 @@ Seen to exist and to behave alike from torch 2.8.0 on.
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -21,7 +22,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.optim import Optimizer
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import _checkpoint_hook, _CheckpointFrame
+from torch.utils.checkpoint import _CheckpointFrame
 
 _C: Any = torch._C
 _KEY = _C.DispatchKey
@@ -52,6 +53,8 @@ address_of: Callable[[torch.Tensor], int] = _C._data_address
 """Where a tensor's storage begins; `data_ptr` would copy memory that is shared until it is written."""
 without_modes: Callable[[], AbstractContextManager[None]] = _python_dispatch._disable_current_modes
 """A block in which no dispatch mode sees what runs."""
+shows_savings: bool = hasattr(_C._autograd.SavedTensor, "data")
+"""Whether torch shows what an autograd node saved without unpacking it."""
 distributed: Callable[[], bool] = getattr(torch.distributed, "is_initialized", lambda: False)
 """Whether this process is in a group of several."""
 DisableTorchFunction: type[AbstractContextManager[None]] = _C.DisableTorchFunction
@@ -77,6 +80,11 @@ def _keys_above_the_kernels() -> Any:
 
 
 _ABOVE = _keys_above_the_kernels()
+
+
+def load_dynamo() -> None:
+    """Import what `torch.compile` is made of. On torch 2.8 that fails in a block without `__torch_function__`."""
+    importlib.import_module("torch._dynamo")
 
 
 def dynamo_takes_for_plain(call: Any) -> None:
@@ -190,25 +198,15 @@ def recomputing() -> bool:
     return bool(hooks) and "_recomputation_hook" in getattr(hooks[0], "__qualname__", "")
 
 
-def checkpoint_that_refused(frame: FrameType, innermost: bool) -> Any:
+def checkpoint_that_refused(frame: FrameType) -> Any:
     """The checkpointed region whose inputs autograd refused in this frame of an error; None if this is no such frame."""
-    code = frame.f_code
-    if hasattr(_CheckpointFrame, "get_inputs"):
-        return frame.f_locals["self"] if code is _CheckpointFrame.get_inputs.__code__ else None
-    # In torch 2.8 a node keeps the inputs, and the hook itself asks it for them.
-    asks = (
-        innermost
-        and code.co_name == "unpack_hook"
-        and code.co_filename == _checkpoint_hook.__init__.__code__.co_filename
-    )
-    return frame.f_locals.get("frame") if asks else None
+    asks = getattr(_CheckpointFrame, "get_inputs", None)  # missing where savings are not shown either
+    return frame.f_locals["self"] if asks is not None and frame.f_code is asks.__code__ else None
 
 
 def checkpoint_inputs(region: Any) -> list[Any]:
-    """The tensors that a checkpointed region keeps to be run again, with what else it keeps; nothing is unpacked."""
-    if hasattr(region, "saved_args"):
-        return [getattr(argument, "data", None) for argument in region.saved_args]
-    return [saved.data for saved in region.input_saver.grad_fn._raw_saved_tensors]
+    """What a checkpointed region keeps to be run again: its tensors, which are not unpacked, and None for anything else."""
+    return [getattr(argument, "data", None) for argument in region.saved_args]
 
 
 def gathered_by_fsdp(frame: FrameType | None) -> bool:

@@ -11,9 +11,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
+
 from dispatchmon import DispatchMonitor, open_trace
 from dispatchmon.analysis.audit import Audit, Finding, audit
+from dispatchmon.torch_internals import shows_savings
 
+NEEDS_SAVINGS = pytest.mark.skipif(
+    not shows_savings, reason="this torch does not show what an autograd node saved, and the trace says so"
+)
 CASES = Path(__file__).parent / "cases"
 
 

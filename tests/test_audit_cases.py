@@ -7,8 +7,10 @@ import re
 import pytest
 import torch
 
-from audited import audited, code_of, load_case
+from audited import NEEDS_SAVINGS, audited, code_of, load_case
 from recorded import record
+
+pytestmark = NEEDS_SAVINGS
 
 SAVED = {"inplace-after-save": "write-after-save"}
 TAKEN = {

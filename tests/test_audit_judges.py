@@ -24,11 +24,11 @@ from torch import nn
 import audit_ranks
 import dispatchmon.sources
 from audit_programs import correct, fuzz, loops
-from audited import audited
+from audited import NEEDS_SAVINGS, audited
 
 ALL = os.environ.get("DISPATCHMON_AUDIT") == "all"
 SEEDS = 600 if ALL else 16
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), NEEDS_SAVINGS]
 
 
 @pytest.fixture(autouse=True, scope="module")
