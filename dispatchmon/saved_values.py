@@ -329,7 +329,7 @@ class SavedValues:
                 if checkpoint is not None and saved.unpack_hook and belongs_to(saved.unpack_hook, checkpoint):
                     for tensor in checkpoint_inputs(checkpoint):
                         tag = self.written_since(tensor, maker.event)
-                        if tag is not None and f"is at version {tensor._version};" in text:  # type: ignore[union-attr]
+                        if tag is not None and f"is at version {tensor._version};" in text:
                             found.insert(0, (True, maker, node, "checkpoint", tensor, tag, text))
                     checkpoint = None
                 elif not saved.unpack_hook:
