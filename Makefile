@@ -16,7 +16,7 @@ SOURCES := pyproject.toml setup.py MANIFEST.in README.md LICENSE \
 export PYTHONSAFEPATH := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-audit test-models test-nonfinite test-operators test-versions behaviour lint bench docs clean
+.PHONY: help demo test test-audit test-models test-nonfinite test-operators test-versions behaviour lint bench bench-peers docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -56,6 +56,12 @@ test-versions: $(VENV)/.wheel ## run the tests on other versions of torch, VERSI
 
 bench: $(VENV)/.wheel ## measure what monitoring costs, with one thread and with two, into docs/performance.md
 	@for n in 1 2; do $(BIN)/python benchmarks/overhead.py --threads $$n --write docs/performance.md || exit 1; done
+
+bench-peers: $(VENV)/.wheel ## the same beside other tools, in an environment of their own (large, once)
+	@[ -d .venv-peers ] || $(PYTHON) -m venv .venv-peers
+	@.venv-peers/bin/python -m pip install -qq --constraint constraints.txt torch
+	@.venv-peers/bin/python -m pip install -qq --constraint constraints.txt "$$(echo dist/dispatchmon-*.whl)" mindstudio-probe==26.2.0 torchlens
+	@.venv-peers/bin/python benchmarks/peers.py --write docs/performance.md
 
 docs: $(VENV)/.wheel ## write the generated parts of README.md and docs/ again
 	@$(BIN)/python docs/make_format.py

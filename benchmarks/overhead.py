@@ -31,7 +31,7 @@ from workloads import WORKLOADS, Step, Workload
 from dispatchmon import DispatchMonitor
 
 FOLDER = tempfile.mkdtemp()
-MARK = "<!-- overhead: {} threads -->"
+MARK = "<!-- overhead: {} -->"
 
 
 class NoOp(TorchDispatchMode):
@@ -176,6 +176,13 @@ def machine() -> str:
     return f"{model or platform.processor()}, {os.cpu_count()} cores; {versions}; {today}"
 
 
+def replaced(path: Path, name: str, text: str) -> None:
+    """Put a text between two marks of a Markdown file."""
+    start, end = MARK.format(name), MARK.format(f"end of {name}")
+    page = path.read_text()
+    path.write_text(f"{page.split(start)[0]}{start}\n{text}\n{end}{page.split(end)[1]}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
@@ -190,10 +197,7 @@ def main() -> None:
             parts.append(table(workload, measured(workload, options.rounds)))
             print(parts[-1], end="\n\n", flush=True)
     if options.write is not None:
-        start, end = MARK.format(options.threads), MARK.format("end of " + str(options.threads))
-        text = options.write.read_text()
-        before, after = text.split(start)[0], text.split(end)[1]
-        options.write.write_text(f"{before}{start}\n" + "\n\n".join(parts) + f"\n{end}{after}")
+        replaced(options.write, f"{options.threads} threads", "\n\n".join(parts))
 
 
 if __name__ == "__main__":
