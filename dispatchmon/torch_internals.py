@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import wraps
 from types import CodeType, FrameType
 from typing import Any
@@ -260,7 +260,8 @@ def watch_compiled(call: Callable[[bool], None]) -> Callable[[], None]:
         call(False)
 
     def end() -> None:
-        callback_handler.remove_end_callback(made)
+        with suppress(ValueError):  # `torch._dynamo.reset()` took it off
+            callback_handler.remove_end_callback(made)
         _WATCHING_COMPILED.remove(call)
         if not _WATCHING_COMPILED:
             found = eval_frame.set_guard_complete_hook(None)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from audited import NEEDS_SAVINGS
 from dispatchmon import AlertError, DispatchMonitor, NonFiniteError, Rule, SettingError
 from recorded import Row, record, rows_of
 
@@ -291,6 +292,7 @@ def test_settings_that_cannot_be_meant(settings, words):
     assert str(caught.value).startswith(words)
 
 
+@NEEDS_SAVINGS
 def test_an_alert_and_a_hazard_in_one_batch():
     """Each keeps the event that caused it."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Identity())

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from audited import NEEDS_SAVINGS
 from dispatchmon import DispatchMonitor, open_trace
 from dispatchmon.schema import CLOSING, METADATA
 from dispatchmon_cli.group import COMMANDS
@@ -32,6 +33,7 @@ def test_format_names_the_keys_of_a_trace(tmp_path):
 
 
 @pytest.mark.slow
+@NEEDS_SAVINGS  # what the documents show of the audit
 def test_outputs_are_current(tmp_path):
     """The commands of the README print what it shows, numbers that depend on the machine aside."""
     assert differences(tmp_path) == ""
