@@ -36,7 +36,12 @@ from dispatchmon.sink import Sink
 from dispatchmon.sources import Sources
 from dispatchmon.statistics import Statistics
 from dispatchmon.tables import Tables
-from dispatchmon.torch_internals import DisableTorchFunction, current_dispatch_mode, take_off_stack
+from dispatchmon.torch_internals import (
+    DisableTorchFunction,
+    current_dispatch_mode,
+    take_higher_order_operators,
+    take_off_stack,
+)
 from dispatchmon.values import Values
 from dispatchmon.watch import Spoiled, Watch, wait_for
 from dispatchmon.writer import TraceWriter
@@ -89,6 +94,7 @@ class Recording:
         if settings.on_nonfinite != "record" and self.statistics is not None:  # it is asked only by operators
             self.mode.watch = Watch(self.statistics, self.plans, settings.on_nonfinite == "raise", self.catch_up)
         self.pushed = False
+        self.end_higher_order: Any = None
         self.pauses = 0
         self.right_step = True
         self.calls_left_out = 0  # of the model, in the other of training and evaluation mode
@@ -178,6 +184,8 @@ class Recording:
         self.pause()
         if self.pushed:
             take_off_stack(self.mode)
+        if self.end_higher_order is not None:
+            self.end_higher_order()
         if self.stance is not None:
             self.stance.__exit__(None, None, None)
         self.tracker.close()
@@ -306,6 +314,7 @@ class Recording:
         self.mode.idle = False
         self.tracker.resume()
         if not self.pushed and self.dispatches:
+            self.end_higher_order = self.end_higher_order or take_higher_order_operators(RecordingMode)
             self.mode.__enter__()  # type: ignore[no-untyped-call]
             self.pushed = True
 

@@ -245,6 +245,30 @@ def never_compile(function: Any, but_callees: bool = False) -> None:
     eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(action.SKIP, then))
 
 
+def take_higher_order_operators(kind: type) -> Callable[[], None]:
+    """
+    Have operators such as `cond` and `flex_attention` come to modes of this class; returns what ends that.
+
+    From torch 2.9 on the class says so itself. Before, each operator has a table of the modes that it knows, and refuses to
+    run under any other.
+    """
+    if hasattr(TorchDispatchMode, "supports_higher_order_operators"):
+        return lambda: None
+    operators = [op for op in torch._ops._higher_order_ops.values() if kind not in op.python_key_table]
+
+    def rule(operator: Any) -> Any:
+        return lambda mode, *args, **kwargs: mode.__torch_dispatch__(operator, (), args, kwargs)
+
+    for each in operators:
+        each.python_key_table[kind] = rule(each)
+
+    def end() -> None:
+        for each in operators:
+            each.python_key_table.pop(kind, None)
+
+    return end
+
+
 _WATCHING_COMPILED: list[Callable[[bool], None]] = []
 
 

@@ -8,9 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dispatchmon import DispatchMonitor
 
+COMPILES_UNDER_MODES = hasattr(TorchDispatchMode, "ignore_compile_internals")
+needs_compilation = pytest.mark.skipif(
+    not COMPILES_UNDER_MODES, reason="before torch 2.9 torch.compile compiles nothing under any dispatch mode"
+)
 STATISTICS = ("min", "max", "mean", "std", "norm", "nan", "inf", "posinf", "zero")
 Row = dict[str, Any]
 

@@ -10,13 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from attribution_truth import judged
 from dispatchmon import DispatchMonitor, open_trace
 from dispatchmon.torch_internals import kernels_only
-from recorded import events, only, record, rows_of
+from recorded import events, needs_compilation, only, record, rows_of
 
 
 class MLP(nn.Module):
@@ -473,10 +472,7 @@ def test_forward_in_a_second_thread_is_led_to_its_modules() -> None:
     assert only(events(rows, op="aten.tanh_backward.default")[0], role="output")["shape"] == [4, 8]
 
 
-@pytest.mark.skipif(
-    not hasattr(TorchDispatchMode, "ignore_compile_internals"),
-    reason="before torch 2.9 a compiled model runs operator by operator under any dispatch mode",
-)
+@needs_compilation
 @pytest.mark.parametrize("given", ["the model", "what torch.compile made of it"])
 def test_a_compiled_model_is_one_call_with_its_name(given) -> None:
     """What stays visible of a compiled model belongs to it, under the name that the given model has for it."""
@@ -492,10 +488,7 @@ def test_a_compiled_model_is_one_call_with_its_name(given) -> None:
     assert {e[0]["module"] for e in events(rows, op="aten.mm.default")} == {""}
 
 
-@pytest.mark.skipif(
-    not hasattr(TorchDispatchMode, "ignore_compile_internals"),
-    reason="before torch 2.9 a compiled function runs operator by operator under any dispatch mode",
-)
+@needs_compilation
 def test_compiled_functions_are_counted_and_what_they_wrote_is_measured_again(tmp_path) -> None:
     """What fused code writes is no operator: values met after it are others, when it was just made and when it runs again."""
     torch._dynamo.reset()

@@ -226,7 +226,7 @@ def surroundings():
         **hooks,
         "nn.Module.__call__": nn.Module.__call__,
         "modes": list(_python_dispatch._get_current_dispatch_mode_stack()),
-        "in a mode": (_python_dispatch.is_in_torch_dispatch_mode(), _python_dispatch.is_in_any_mode_without_ignore_compile_internals()),
+        "in a mode": (_python_dispatch.is_in_torch_dispatch_mode(), getattr(_python_dispatch, "is_in_any_mode_without_ignore_compile_internals", bool)()),
         "included": torch._C._dispatch_tls_local_include_set(),
         "excluded": torch._C._dispatch_tls_local_exclude_set(),
         "grad mode": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
