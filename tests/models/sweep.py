@@ -46,7 +46,7 @@ from dispatchmon.records import FOREIGN, RECOMPUTED  # noqa: E402
 from models.architectures import LIBRARIES, Architecture, architectures, call, leaves  # noqa: E402
 
 SECONDS = 300  # for one architecture
-COLUMNS = ("event", "op", "module", "forward_event")
+COLUMNS = ("kind", "event", "op", "module", "forward_event")
 WIDTHS = (14, 8, 8, 12, 12, 10, 10, 9)
 # Findings that are no false alarm: part of the architecture's name, of the finding, and why it is true.
 TRUE = (
@@ -214,9 +214,9 @@ def judged(path: Path, nodes: dict[int, int], verdict: Verdict) -> Iterable[tupl
     modules: dict[int, str | None] = {}
     lost: Counter[str] = Counter()
     for batch in trace.scan(COLUMNS):
-        verdict.rows += batch.num_rows
-        for event, op, module, forward in zip(*(batch.column(name).to_pylist() for name in COLUMNS), strict=True):
-            if event in modules:
+        for kind, event, op, module, forward in zip(*(batch.column(name).to_pylist() for name in COLUMNS), strict=True):
+            verdict.rows += kind == "op"
+            if event in modules or kind != "op":
                 continue
             modules[event] = module
             numbered = nodes[event] >= 0 or FOREIGN < nodes[event] <= RECOMPUTED
