@@ -61,6 +61,7 @@ UNDECLARED_WRITES = {
                 ("allgather_coalesced_", "output_lists"), ("allgather_into_tensor_coalesced_", "outputs"),
                 ("reduce_scatter_", "output_tensors"), ("_reduce_scatter_base_", "output_tensor"),
                 ("reduce_scatter_tensor_coalesced_", "outputs"), ("gather_", "output_tensors"),
+                ("gather_into_tensor_", "output_tensor"),
                 ("scatter_", "output_tensors"), ("alltoall_", "output_tensors"), ("alltoall_base_", "output"),
                 ("recv_", "tensors"), ("recv_any_source_", "tensors"),
             )

@@ -7,6 +7,7 @@ import pytest
 import programs
 from comparison import differences, monitored, outcome
 from dispatchmon import open_trace
+from recorded import COMPILES_UNDER_MODES
 
 # Programs that are about dispatch modes themselves.
 RECORDS = {"modules and parameters": ("modules", "parameters"), "all": ("ops", "modules", "parameters")}
@@ -17,6 +18,8 @@ RECORDS = {"modules and parameters": ("modules", "parameters"), "all": ("ops", "
 def test_same_bits(name, record, tmp_path):
     """The program returns the same, leaves the same model, version counters and random streams; no event failed."""
     program = programs.PROGRAMS[name]
+    if "ops" in record and name.startswith(("compiled", "cond")) and not COMPILES_UNDER_MODES:
+        pytest.skip("before torch 2.9 torch.compile compiles nothing under any dispatch mode")
     alone = outcome(program.build)
     watched = outcome(program.build, monitored(tmp_path / "trace.arrow", record=record))
     assert not differences(alone, watched), (alone["error"], watched["error"])

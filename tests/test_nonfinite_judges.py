@@ -15,6 +15,7 @@ import nonfinite_unwritten
 from dispatchmon.analysis.nonfinite.findings import ALARM
 from nonfinite_fuzz import report, traced
 from nonfinite_programs import PROGRAMS
+from recorded import needs_one_detach
 
 ALL = bool(os.environ.get("DISPATCHMON_TEST_ALL"))
 FUZZ = range(500) if ALL else range(24)
@@ -38,6 +39,7 @@ def test_correct_programs_raise_no_alarm(name, make, run):
     assert [f for f in search.findings if f.verdict == ALARM] == []
 
 
+@needs_one_detach
 def test_fuzzed_programs():
     """Whether there is something to alarm about is always right, the first cause in at least 95 of 100 programs."""
     tally = nonfinite_fuzz.main(FUZZ.start, FUZZ.stop)

@@ -10,6 +10,7 @@ import torch
 pytest.importorskip("expecttest", reason="torch's operator database needs it")
 
 from operator_sweep import EXCEPTIONS, Subject, check, subjects
+from recorded import needs_one_detach
 
 # Of each dtype every so many-th operator, beginning at another one each time, so that the shares differ.
 SHARE = {
@@ -40,6 +41,7 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@needs_one_detach
 @pytest.mark.parametrize("subject", chosen(), ids=str)
 def test_operator(subject: Subject):
     """The monitor changes nothing about this operator, and its trace is what an independent witness of all bytes saw."""
