@@ -8,14 +8,13 @@ from contextlib import ExitStack
 import pytest
 import torch
 from torch import nn
-from torch.utils._debug_mode import DebugMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from comparison import differences, outcome
 from dispatchmon import DispatchMonitor
 from programs import PROGRAMS
-from recorded import rows_of
+from recorded import needs_one_detach, rows_of
 
 OF_THE_RUN = ("storage", "start_ns", "duration_ns")
 STATISTICS = ("min", "max", "mean", "std", "norm", "nan", "inf", "posinf", "zero", "cells")
@@ -58,6 +57,7 @@ def train(model):
 
 @pytest.mark.parametrize("name", ["transformer encoder in training", "convolutions with inplace activations",
                                   "checkpoints, not reentrant", "linear in inference mode"])  # fmt: skip
+@needs_one_detach
 def test_two_monitors_write_the_same_rows(name, tmp_path):
     """Two nested monitors change no bit, and write the rows that one alone writes."""
 
@@ -77,6 +77,7 @@ def test_two_monitors_write_the_same_rows(name, tmp_path):
     assert told(tmp_path / "outer.arrow", without=()) == told(tmp_path / "inner.arrow", without=())
 
 
+@needs_one_detach
 def test_a_monitor_for_some_steps_inside_another(tmp_path):
     """The inner monitor's steps filter and end do not disturb the outer one."""
     model = encoder()
@@ -123,6 +124,7 @@ def flops(path, order):
     return counts, [p.detach().numpy().tobytes() for p in model.parameters()]
 
 
+@needs_one_detach
 @pytest.mark.parametrize("order", [("counter", "monitor"), ("monitor", "counter")], ids=["inside", "outside"])
 def test_flop_counter(order, tmp_path):
     """`FlopCounterMode` counts the same for every module, the parameters are the same, and so are the monitor's rows."""
@@ -142,7 +144,7 @@ def test_flop_counter(order, tmp_path):
 def debugged(path, order, **settings):
     """What `DebugMode` wrote down, without the addresses in it."""
     model = encoder()
-    debug = DebugMode(**settings)
+    debug = pytest.importorskip("torch.utils._debug_mode", reason="before torch 2.9").DebugMode(**settings)
     blocks = {
         "debug": lambda: debug, "nothing": Nothing, "monitor": lambda: DispatchMonitor(model, path, quiet=True, source=False),
     }  # fmt: skip

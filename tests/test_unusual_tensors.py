@@ -492,8 +492,9 @@ def test_zero_tensor_is_not_read(watch):
     """Autograd's tensors of zeros that occupy no memory are not read."""
     x = torch._efficientzerotensor((3,))
     trace = watch(lambda: x * torch.ones(3))
-    row = next(r for r in trace.rows if r["storage"] is None or r["role"] == "input")
-    assert nothing_measured(row) or row["zero"] == 3
+    others = [row for row in trace.rows if row["role"] == "input" and row["min"] != 1]
+    assert others
+    assert all(nothing_measured(row) or row["zero"] == 3 for row in others)
 
 
 @pytest.mark.parametrize("leading", [1, 16, 33, 64, 300])
