@@ -123,7 +123,7 @@ def measured(workload: Workload, rounds: int) -> dict[str, list[float]]:
             print(f"\r{workload.name}: round {i + 1} of {rounds}  ", end="", file=sys.stderr)
         for name, contestant in CONTESTANTS.items():
             rare = "in 100" in name
-            if name == OTHERS or (rare and i >= max(2, rounds // 5)):
+            if name == OTHERS or (rare and i >= (rounds if workload.steps >= 100 else 1)):  # 100 steps are long
                 continue
             with contestant(model):
                 step()
