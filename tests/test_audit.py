@@ -13,10 +13,11 @@ from torch.utils.checkpoint import checkpoint
 
 from audited import NEEDS_SAVINGS, audited
 from dispatchmon import DispatchMonitor, HazardError, open_trace
+from dispatchmon.analysis.audit import audit
 from dispatchmon.analysis.audit.pointwise import is_pointwise
 from dispatchmon.regions import overlap, region, repeats
 from dispatchmon.torch_internals import shows_savings
-from recorded import record
+from recorded import needs_compilation, record
 
 
 @pytest.mark.skipif(shows_savings, reason="this torch shows what an autograd node saved")
@@ -331,3 +332,20 @@ def test_an_operator_that_clones_its_old_values_is_no_hazard_for_its_own_result(
         sum(v.sum() for v in values).backward()
 
     assert [r["arguments"] for r in record(run) if r["kind"] == "hazard"] == []
+
+
+@NEEDS_SAVINGS
+@needs_compilation
+def test_what_a_compiled_region_saved_is_said_to_be_unknown(tmp_path):
+    """A write over its input after it ran: nobody outside can tell what it saved, so nothing is claimed, and that is said."""
+    torch._dynamo.reset()
+    double = torch.compile(lambda x: (x * x).sin(), backend="aot_eager")
+    with DispatchMonitor(None, tmp_path / "t.arrow", quiet=True):
+        w = torch.ones(3, requires_grad=True)
+        y = double(w)
+        with torch.no_grad():
+            w.data.mul_(2)
+        y.sum().backward()
+    trace = open_trace(tmp_path / "t.arrow")
+    assert audit(trace).hazards == ()
+    assert [why for why in trace.files[0].skipped if "savings of compiled regions" in why]
