@@ -8,7 +8,7 @@ import duckdb
 import pytest
 
 from dispatchmon.analysis.query import Filters, query
-from dispatchmon.analysis.summary import Group, Sighting, Totals, Writes, summarize
+from dispatchmon.analysis.summary import OVERWRITE, Group, Sighting, Totals, Writes, summarize
 from dispatchmon.errors import DispatchmonError, NotATraceError
 from dispatchmon.trace import open_trace
 from trace_factory import write_trace
@@ -302,3 +302,24 @@ def test_magnitude_keeps_every_bit(tmp_path):
     value = math.nextafter(1 / 3, 1)
     summary = summarize(open_trace(write_trace(tmp_path / "trace.arrow", [{"min": -value, "max": 0.1}])))
     assert (summary.totals.magnitude, summary.stands_out.largest.magnitude) == (value, value)
+
+
+def test_what_an_operator_overwrites_unread_is_none_of_its_values(tmp_path):
+    """Fresh memory, which `bernoulli_` and `out=` fill, may hold anything; `add_` reads what it overwrites."""
+    garbage = {"role": "input", "written": True, "min": 0.0, "max": 1e30, "nan": 5, "inf": 1}
+    made = {"role": "output", "written": True, "min": 0.0, "max": 1.0, "nan": 0, "inf": 0, "event": 0}
+    operators = {"aten.bernoulli_.float": "inplace", "aten.mm.out": "out", "aten.add_.Tensor": "inplace"}
+    rows = [
+        {"event": event, "op": op, "mutation": mutation} | values | {"event": event}
+        for event, (op, mutation) in enumerate(operators.items())
+        for values in (garbage, made)
+    ]
+    groups = {g.key: (g.magnitude, g.nan, g.inf) for g in summarize(open_trace(write_trace(tmp_path / "t.arrow", rows))).groups}
+    assert groups["aten.bernoulli_.float"] == groups["aten.mm.out"] == (1.0, 0, 0)
+    assert groups["aten.add_.Tensor"] == (1e30, 5, 1)
+
+
+def test_the_operators_that_overwrite_unread_are_those_of_the_audit():
+    """The analysis needs no torch, so it has the names once more."""
+    effects = pytest.importorskip("dispatchmon.operator_effects")
+    assert {f"aten::{name}" for name in OVERWRITE} == effects.BY_NAME[effects.KEEPS_NOTHING]

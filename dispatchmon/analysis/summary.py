@@ -21,6 +21,14 @@ _ORDER = {sort: f"{sort} DESC NULLS LAST" for sort in SORTS} | {"time": "time_ns
 _MAGNITUDE = "greatest(abs(min), abs(max))"  # greatest() ignores nulls
 # What an in-place write finds is an earlier result, and shown there, or memory that nobody has written.
 _MADE = "coalesce(NOT (written AND role = 'input'), true)"
+# What these, and `out=`, find is read by nobody: an earlier result as well, or memory that holds anything at all.
+OVERWRITE = (
+    "copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "cauchy_", "log_normal_",
+    "geometric_")  # fmt: skip
+_READ = (
+    "coalesce(NOT (written AND role = 'input' AND "
+    f"(mutation = 'out' OR regexp_matches(op, '^aten\\.({'|'.join(OVERWRITE)})\\.'))), true)"
+)
 _REAL = "(dtype LIKE '%float%' OR dtype LIKE 'complex%')"  # of integers, indices and counters, the largest says nothing
 
 # Every event has `arguments` on its first row and nowhere else, so that row stands for the event.
@@ -35,10 +43,10 @@ FROM (
         count(arguments) FILTER (mutation <> 'none') AS writes,
         coalesce(sum(duration_ns) FILTER (arguments IS NOT NULL), 0)::BIGINT AS time_ns,
         count(*) AS "rows",
-        max({magnitude}) AS magnitude,
+        max({magnitude}) FILTER (WHERE {read}) AS magnitude,
         max({magnitude}) FILTER {real_only} AS largest,
-        sum(nan)::BIGINT AS nan,
-        sum(inf)::BIGINT AS inf,
+        (sum(nan) FILTER (WHERE {read}))::BIGINT AS nan,
+        (sum(inf) FILTER (WHERE {read}))::BIGINT AS inf,
         count(DISTINCT step) AS steps,
         count(DISTINCT rank) AS ranks,
         count(arguments) FILTER (mutation = 'inplace') AS inplace,
@@ -55,7 +63,7 @@ QUALIFY is_total = 1 OR row_number() OVER (PARTITION BY kind, is_total ORDER BY 
 ORDER BY is_total DESC, {order}, key NULLS LAST
 """
 _GROUP_COLUMNS = (
-    *("kind", "arguments", "mutation", "duration_ns", "step", "rank", "dtype", "role", "written"),
+    *("kind", "op", "arguments", "mutation", "duration_ns", "step", "rank", "dtype", "role", "written"),
     *("min", "max", "nan", "inf"),
 )
 
@@ -232,7 +240,7 @@ def summarize(
 def groups_sql(by: str, sort: str) -> str:
     """Return the one aggregation that a summary is made of, over a table `trace`; its parameter `top` cuts the groups."""
     return _GROUPS.format(
-        by=by, magnitude=_MAGNITUDE, real_only=f"(WHERE {_REAL} AND {_MADE})", kinds=_KINDS, order=_ORDER[sort]
+        by=by, magnitude=_MAGNITUDE, read=_READ, real_only=f"(WHERE {_REAL} AND {_MADE})", kinds=_KINDS, order=_ORDER[sort]
     )
 
 
