@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dis
 import inspect
+import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from types import CodeType, FrameType
@@ -20,6 +21,8 @@ Loads = tuple[tuple[int, int], ...]  # (offset, line) of instructions
 ABOUT = frozenset("shape size dim ndim dtype device numel requires_grad is_cuda stride".split())
 _FILLERS = ("CACHE", "PRECALL", "NOP", "EXTENDED_ARG")
 _JUMPS = ("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "JUMP_ABSOLUTE")
+_BOUNDARIES = ("STORE_", "POP_TOP", "RETURN", "RESUME", "JUMP", "POP_JUMP", "FOR_ITER", "RAISE")
+_TURNS = ("SWAP", "COPY", "ROT_", "DUP_", "UNPACK", "EXTENDED", "SEND", "YIELD")
 _KNOWN: dict[CodeType, bool] = {}
 
 
@@ -43,7 +46,7 @@ def later_loads(code: CodeType, call: int) -> Loads:
     before, after = instructions[at - 1], instructions[at + 1]
     if not before.opname.startswith("LOAD_FAST") or not isinstance(before.argval, str) or after.opname == "POP_TOP":
         return ()
-    loads: set[tuple[int, int]] = set()
+    loads = set(held(instructions, at, names_of(before.argval, instructions[:at])))
     offsets = {i.offset: k for k, i in enumerate(instructions)}
     pending = [(at + 1, name) for name in names_of(before.argval, instructions[:at])]
     seen: set[tuple[int, str]] = set()
@@ -69,6 +72,54 @@ def later_loads(code: CodeType, call: int) -> Loads:
         if not i.opname.startswith(("RETURN", "RAISE", "RERAISE")):
             pending.append((k + 1, name))
     return tuple(loads)
+
+
+def held(instructions: Sequence[dis.Instruction], at: int, names: set[str]) -> Loads:
+    """
+    Where what was loaded under one of these names before a call is used after it, as `x` in `x + self.conv(self.relu(x))`.
+
+    The stack is followed from the beginning of the expression: for each place whether the old value stands there. Offsets
+    are one less than the instruction's that uses it. Expressions that jump or turn the stack over are left alone.
+    """
+    first = next((k for k in range(at - 1, -1, -1) if instructions[k].opname.startswith(_BOUNDARIES)), -1) + 1
+    stack: list[bool] = []
+    for i in instructions[first:at]:
+        if not follow(stack, i, names):
+            return ()
+    depths = [depth for depth, old in enumerate(stack[:-1]) if old]  # the last one is the argument
+    found = []
+    for i in instructions[at:]:
+        if not depths or i.opname.startswith(("RETURN", "JUMP", "POP_JUMP", "FOR_ITER")) or not follow(stack, i, set()):
+            break
+        used = [depth for depth in depths if depth >= len(stack) or not stack[depth]]
+        found += [(i.offset - 1, line_of(i)) for _ in used]
+        depths = [depth for depth in depths if depth not in used]
+    return tuple(found)
+
+
+def follow(stack: list[bool], instruction: dis.Instruction, names: set[str]) -> bool:
+    """What an instruction does to the stack; whether that is known."""
+    name = instruction.opname
+    if name.startswith(_TURNS) or instruction.opcode in dis.hasjrel or instruction.opcode in dis.hasjabs:
+        return False
+    argument = instruction.arg if instruction.opcode >= dis.HAVE_ARGUMENT else None
+    change = dis.stack_effect(instruction.opcode, argument, jump=False)
+    if name == "CALL" and sys.version_info < (3, 12):
+        change -= argument or 0  # counted with PRECALL, which is left out
+    if name == "LOAD_FAST":
+        stack.append(instruction.argval in names)
+        return True
+    if change > 0:
+        if name == "LOAD_METHOD" and stack:
+            stack[-1] = False
+        stack.extend([False] * change)
+        return True
+    if len(stack) < -change:
+        return False
+    del stack[len(stack) + change :]
+    if stack and not name.startswith(("POP_TOP", "STORE_")):
+        stack[-1] = False
+    return True
 
 
 def line_of(instruction: dis.Instruction) -> int:

@@ -349,3 +349,39 @@ def test_what_a_compiled_region_saved_is_said_to_be_unknown(tmp_path):
     trace = open_trace(tmp_path / "t.arrow")
     assert audit(trace).hazards == ()
     assert [why for why in trace.files[0].skipped if "savings of compiled regions" in why]
+
+
+class SkipInOneExpression(nn.Module):
+    """`x + f(act(x))`: the skip is on the stack when the activation writes over it."""
+
+    def __init__(self):
+        super().__init__()
+        self.act, self.lin = nn.ELU(inplace=True), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return x + self.lin(self.act(x))
+
+
+class SkipAfterTheActivation(SkipInOneExpression):
+    """The skip is meant to be the activated value."""
+
+    def forward(self, x):
+        x = self.act(x)
+        return x + self.lin(x)
+
+
+class OtherFactor(SkipInOneExpression):
+    """What stands on the stack is another value."""
+
+    def forward(self, x):
+        y = self.lin(x)
+        return y * self.act(x * 2)
+
+
+@pytest.mark.parametrize(("kind", "found"), [(SkipInOneExpression, 1), (SkipAfterTheActivation, 0), (OtherFactor, 0)])
+def test_a_skip_that_stands_in_the_same_expression(kind, found):
+    """The name is loaded before the call, and its value used after it."""
+    model = kind()
+    hazards = audited(lambda: model(torch.randn(2, 4)).sum().backward(), model).hazards
+    assert len([f for f in hazards if f.kind == "input-overwritten"]) == len(hazards) == found
+    assert all("old name" in f.message and f.victim.op == "aten.add.Tensor" for f in hazards)

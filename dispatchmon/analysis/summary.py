@@ -240,7 +240,12 @@ def summarize(
 def groups_sql(by: str, sort: str) -> str:
     """Return the one aggregation that a summary is made of, over a table `trace`; its parameter `top` cuts the groups."""
     return _GROUPS.format(
-        by=by, magnitude=_MAGNITUDE, read=_READ, real_only=f"(WHERE {_REAL} AND {_MADE})", kinds=_KINDS, order=_ORDER[sort]
+        by=by,
+        magnitude=_MAGNITUDE,
+        read=_READ,
+        real_only=f"(WHERE {_REAL} AND {_MADE})",
+        kinds=_KINDS,
+        order=_ORDER[sort],
     )
 
 
