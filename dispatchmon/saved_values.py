@@ -345,8 +345,10 @@ class SavedValues:
                     found += [
                         (True, maker, node, "argument", torch.empty(0), tag, text) for tag in hidden if tag[WRITES]
                     ]
-        for same, maker, node, name, tensor, tag, problem in sorted(found, key=lambda entry: not entry[0]):
-            self.loud(maker, node, name, tensor, tag, problem, same)
+        found.sort(key=lambda entry: not entry[0])
+        for i, (same, maker, node, name, tensor, tag, problem) in enumerate(found):
+            # Autograd stops at the first: another one of the same words would have been refused later.
+            self.loud(maker, node, name, tensor, tag, problem, same and i == 0)
 
     def loud(self, maker: Maker, node: Any, name: str, tensor: Tensor, tag: Any, problem: str, same: bool) -> None:
         """Report the first write that moved the version counter past what was saved; `x.mul_(x)` hits itself."""
