@@ -187,7 +187,7 @@ class RecordingMode(TorchDispatchMode):
                 elif isinstance(tensor, (list, tuple)):
                     values.see_all(tensor, argument, event)
                 elif tensor is not None:
-                    scalars = (*scalars, id(argument) if type(argument) is not int else argument, tensor)
+                    scalars = (*scalars, argument, tensor)
         if kwargs:
             by_name = plan.by_name
             for name, tensor in kwargs.items():
@@ -255,10 +255,7 @@ class RecordingMode(TorchDispatchMode):
         watch, spoiled = self.watch, None
         if watch is not None and watch.statistics.nonfinite != watch.seen and not self.nested:
             spoiled = watch.look(values.rows, plan, pending, args, kwargs)
-        event, arguments, context, number, node, source = pending
-        self.add_event(pack_event(event, plan.operator, arguments, context, number, node, source, start, duration))
-        if (len(values.rows) > self.full or start > self.deadline) and not self.nested:
-            self.flush()
+        self.ended(plan, pending, start, duration)
         if plan.notable and node == LIVE and not self.tracker.optimizing:
             self.borders.made(plan, result, args, event, frame_of(2))
         if plan.writes and self.hazard is not None:
@@ -315,7 +312,7 @@ class RecordingMode(TorchDispatchMode):
             self.borders.blocked(plan, pending, target, str(error))
 
     def ended(self, plan: Plan, pending: Pending, start: int, duration: int) -> None:
-        """The event itself, of an operator that did not return."""
+        """The event itself."""
         event, arguments, context, number, node, source = pending
         self.add_event(pack_event(event, plan.operator, arguments, context, number, node, source, start, duration))
         if (len(self.values.rows) > self.full or start > self.deadline) and not self.nested:

@@ -133,10 +133,8 @@ class ModuleTracker:
         wrap_while_needed()
         self.end_watch()
         self.end_watch = lambda: None
-        if not self.compiled_calls:
-            self.compiled_entries += max(
-                0, frames_compiled() - self.frames_compiled
-            )  # each of them ran when it was made
+        if not self.compiled_calls:  # each frame ran when it was made
+            self.compiled_entries += max(0, frames_compiled() - self.frames_compiled)
         for handle in self.handles:
             handle.remove()
         self.handles.clear()

@@ -141,14 +141,12 @@ class Watch:
         """What was measured of one value."""
         found: dict[str, Any] = {"geometry": geometry, "measured": slot >= 0 or slot == EMPTY, "min": None, "max": None}
         found |= {"counts": {"n": 0, "p": 0, "m": 0}, "nonfinite": 0}
-        block = next(
-            (block[slot - first] for first, block in reversed(self.statistics.blocks) if 0 <= first <= slot), None
-        )
-        if block is not None:
-            nan, inf, posinf = int(block[NAN]), int(block[INF]), int(block[POSINF])
+        if slot >= 0:
+            row = self.statistics.at(slot)
+            nan, inf, posinf = int(row[NAN]), int(row[INF]), int(row[POSINF])
             found |= {"counts": {"n": nan, "p": posinf, "m": inf - posinf}, "nonfinite": nan + inf}
-            if block[COUNT] > 0:
-                found |= {"min": float(block[MIN]), "max": float(block[MAX])}
+            if row[COUNT] > 0:
+                found |= {"min": float(row[MIN]), "max": float(row[MAX])}
         return found
 
     def a_scaler_is_at_work(self) -> bool:
