@@ -113,3 +113,10 @@ class Deferred:
         """(slots, their rows); this waits for the device."""
         slots, self.slots = self.slots, []
         return slots, self.table[: len(slots)].cpu().numpy()
+
+    def look(self) -> tuple[list[int], npt.NDArray[np.float64]] | None:
+        """The same for another thread, and the rows stay; None if they were fetched meanwhile."""
+        slots = self.slots
+        n = len(slots)
+        rows = self.table[:n].cpu().numpy().copy()
+        return (slots[:n], rows) if self.slots is slots else None

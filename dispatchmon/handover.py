@@ -54,11 +54,14 @@ class Handover:
     def copy(self) -> Batch | None:
         """The same for another thread, as a copy; None also when it came at the wrong moment."""
         number = self.number
-        if self.taking or not self.mode.events or (self.statistics is not None and self.statistics.waiting):
+        if self.taking or not self.mode.events:
             return None
         events = bytes(self.mode.events)
         rows = bytes(self.values.rows)
-        blocks, cells = self.measured()
+        cells = self.measured()[1]
+        blocks = [] if self.statistics is None else self.statistics.copied()
+        if blocks is None:
+            return None
         batch = Batch(number, events, rows, blocks, self.tables.copy(), dict(self.values.digest_of_rows), cells=cells)
         return None if self.taking or self.number != number else batch
 

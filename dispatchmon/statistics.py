@@ -208,6 +208,21 @@ class Statistics:
                 self.nonfinite += int(spoiled.sum())
                 self.spoiled += np.array(slots)[spoiled > 0].tolist()
 
+    def copied(self) -> list[tuple[int, npt.NDArray[np.float64]]] | None:
+        """The tables as they are, with what is on a device, for another thread; None if it came at the wrong moment."""
+        blocks = list(self.blocks)
+        if self.waiting:
+            first, block = blocks[-1]
+            block = block.copy()
+            for device in self.deferred.values():
+                with kernels_only():
+                    found = device.look()
+                if found is None:
+                    return None
+                block[np.array(found[0], dtype=np.int64) - first] = found[1]
+            blocks[-1] = first, block
+        return blocks
+
     def met_nonfinite(self, found: int, slot: int, tensor: torch.Tensor, layout: Layout) -> None:
         """Count the elements, and note where they lie. Only values that hold some pay for this."""
         self.nonfinite += found

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
+import pyarrow as pa
 import pytest
 import torch
 from torch import nn
 
-from dispatchmon import DispatchMonitor, NonFiniteError, reductions
+from dispatchmon import DispatchMonitor, NonFiniteError, open_trace, reductions
+from dispatchmon.cells import runs_of
 from dispatchmon.deferred import Deferred, merged, of_piece
+from dispatchmon.statistics import Statistics, layout_of
 from recorded import STATISTICS, rows_of
 
 OF_THE_RUN = {"start_ns", "duration_ns", "storage", "cells", *STATISTICS}
@@ -135,3 +140,37 @@ def test_rows_of_pieces_are_merged_as_if_they_were_one():
     torch.testing.assert_close(parts, whole, rtol=1e-12, atol=0)
     assert whole[reductions.COUNT] == 1000
     assert whole[reductions.NAN] == 7
+
+
+def test_a_copy_for_the_sink_has_the_rows_and_leaves_them():
+    """While the program stands still the sink's thread writes a copy: what is on the device is in it, and comes again later."""
+    values = torch.arange(4.0)
+    table = Statistics(8, "deferred")
+    layout = layout_of(*runs_of(values.shape, values.stride()), 0, values.dtype)
+    slot = table.measure(values, layout)
+    ((first, copied),) = table.copied()
+    assert copied[slot - first][reductions.MAX] == 3
+    assert table.waiting
+    table.settle()
+    assert not table.waiting
+    assert table.at(slot)[reductions.MAX] == 3
+
+
+@pytest.mark.usefixtures("deferring")
+def test_a_killed_program_leaves_what_was_on_the_device(tmp_path):
+    """No batch is full and no step over when it dies: the copy of the sink's thread is what stays."""
+    path = tmp_path / "t.arrow"
+    subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)
+    rows = pa.Table.from_batches(open_trace(path).scan()).to_pylist()
+    assert [row["max"] for row in rows if row["op"] == "aten.arange.default"] == [6.0]
+
+
+KILLED = """
+import os, sys, time, torch
+from dispatchmon import DispatchMonitor, recording
+recording.BATCH_NS = 200_000_000
+with DispatchMonitor(None, sys.argv[1], quiet=True):
+    torch.arange(7.0)
+    time.sleep(1.5)
+    os.kill(os.getpid(), 9)
+"""
