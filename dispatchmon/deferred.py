@@ -109,14 +109,17 @@ class Deferred:
         self.table[len(self.slots)].copy_(numbers)
         self.slots.append(slot)
 
-    def fetch(self) -> tuple[list[int], npt.NDArray[np.float64]]:
-        """(slots, their rows); this waits for the device."""
-        slots, self.slots = self.slots, []
-        return slots, self.table[: len(slots)].cpu().numpy()
-
     def look(self) -> tuple[list[int], npt.NDArray[np.float64]] | None:
-        """The same for another thread, and the rows stay; None if they were fetched meanwhile."""
+        """(slots, their rows); this waits for the device. None if another thread fetched them meanwhile."""
         slots = self.slots
         n = len(slots)
         rows = self.table[:n].cpu().numpy().copy()
         return (slots[:n], rows) if self.slots is slots else None
+
+    def fetch(self, block: npt.NDArray[np.float64], first: int) -> tuple[list[int], npt.NDArray[np.float64]]:
+        """Move the rows into a table that begins at slot `first`; they are in one or in both at any moment."""
+        found = self.look()
+        assert found is not None  # nobody else fetches
+        block[np.array(found[0], dtype=np.int64) - first] = found[1]
+        self.slots = []
+        return found

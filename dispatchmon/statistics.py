@@ -202,26 +202,25 @@ class Statistics:
         for device in self.deferred.values():
             if device.slots:
                 with kernels_only():
-                    slots, rows = device.fetch()
-                block[np.array(slots) - first] = rows
+                    slots, rows = device.fetch(block, first)
                 spoiled = rows[:, NAN] + rows[:, INF]
                 self.nonfinite += int(spoiled.sum())
                 self.spoiled += np.array(slots)[spoiled > 0].tolist()
 
     def copied(self) -> list[tuple[int, npt.NDArray[np.float64]]] | None:
         """The tables as they are, with what is on a device, for another thread; None if it came at the wrong moment."""
-        blocks = list(self.blocks)
-        if self.waiting:
+        with kernels_only():
+            seen = [device.look() for device in self.deferred.values()]
+        blocks = list(self.blocks)  # after the devices: what is fetched in between is in both
+        if any(seen):
             first, block = blocks[-1]
             block = block.copy()
-            for device in self.deferred.values():
-                with kernels_only():
-                    found = device.look()
-                if found is None:
+            for found in seen:
+                if found is None or (found[0] and found[0][0] < first):
                     return None
                 block[np.array(found[0], dtype=np.int64) - first] = found[1]
             blocks[-1] = first, block
-        return blocks
+        return None if None in seen else blocks
 
     def met_nonfinite(self, found: int, slot: int, tensor: torch.Tensor, layout: Layout) -> None:
         """Count the elements, and note where they lie. Only values that hold some pay for this."""
