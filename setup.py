@@ -6,9 +6,9 @@ import sysconfig
 
 from setuptools import Extension, setup
 
-statistics = Extension(
-    "dispatchmon._statistics",
-    ["dispatchmon/_statistics.c"],
+kernel = Extension(
+    "dispatchmon.statistics._kernel",
+    ["dispatchmon/statistics/_kernel.c"],
     define_macros=[("Py_LIMITED_API", "0x030a0000")],
     py_limited_api=True,
     # NaN and Inf keep their meaning: only the traps and errno, which nobody reads, are given up.
@@ -24,6 +24,6 @@ wanted = (
 )
 
 setup(
-    ext_modules=[statistics] if wanted else [],
+    ext_modules=[kernel] if wanted else [],
     options={"bdist_wheel": {"py_limited_api": "cp310"}} if wanted else {},
 )

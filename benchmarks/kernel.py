@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from overhead import machine, replaced
 
-from dispatchmon import statistics as s
-from dispatchmon.cells import runs_of
+from dispatchmon.memory.cells import runs_of
+from dispatchmon.statistics import table as s
 from dispatchmon.torch_internals import address_of
 
 SIZES = {16: 20_000, 100_000: 2_000, 1_000_000: 200, 20_000_000: 8}  # elements, and calls per measurement

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from dispatchmon.schema import COLUMN_NAMES, FORMAT_VERSION, SCHEMA
-from dispatchmon.writer import TraceWriter
+from dispatchmon.writing.writer import TraceWriter
 
 ROWS = 10_000_000
 BATCH = 1 << 15

@@ -19,11 +19,12 @@ import torch
 from overhead import machine, replaced
 from workloads import WORKLOADS, Workload
 
-from dispatchmon import DispatchMonitor, recording
-from dispatchmon.batches import Converter
+from dispatchmon import DispatchMonitor
+from dispatchmon.recording import assembly as recording
 from dispatchmon.schema import STATISTICS
 from dispatchmon.sink import Sink
-from dispatchmon.writer import TraceWriter
+from dispatchmon.writing.converter import Converter
+from dispatchmon.writing.writer import TraceWriter
 
 FOLDER = Path(tempfile.mkdtemp())
 STEPS = {"tiny MLP": 2000, "ResNet-18, CIFAR, in-place ReLU": 12, "transformer, 4 layers, d=256, 8 × 128": 12}

@@ -28,8 +28,8 @@ from dispatchmon.errors import (
 )
 
 if TYPE_CHECKING:
-    from dispatchmon.alerts import Rule
     from dispatchmon.mode import DispatchMonitor
+    from dispatchmon.observing.alerts import Rule
     from dispatchmon.trace import open_trace
 
 __version__ = "0.1.0"
@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 
-_HOMES = {"Rule": "dispatchmon.alerts", "DispatchMonitor": "dispatchmon.mode", "open_trace": "dispatchmon.trace"}
+_HOMES = {"Rule": "dispatchmon.observing.alerts", "DispatchMonitor": "dispatchmon.mode", "open_trace": "dispatchmon.trace"}
 
 
 def __getattr__(name: str) -> object:

@@ -13,10 +13,10 @@ from types import TracebackType
 import torch
 from torch import nn
 
-from dispatchmon.alerts import Rule
 from dispatchmon.errors import MonitorStateError, SettingError, TraceExistsError
-from dispatchmon.module_values import module_types_of
-from dispatchmon.recording import Recording
+from dispatchmon.observing.alerts import Rule
+from dispatchmon.observing.module_values import module_types_of
+from dispatchmon.recording.assembly import Recording
 from dispatchmon.schema import PHASES, STATISTICS
 from dispatchmon.settings import Settings, StepPattern, checked
 from dispatchmon.torch_internals import DisableTorchFunction, load_dynamo

@@ -27,8 +27,8 @@ from torch.compiler import is_compiling
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
-from dispatchmon.records import CONTEXT, FORWARD, OPTIMIZER, POSITION
-from dispatchmon.tables import Tables
+from dispatchmon.packed.records import CONTEXT, FORWARD, OPTIMIZER, POSITION
+from dispatchmon.packed.tables import Tables
 from dispatchmon.torch_internals import (
     NOT_NUMBERED,
     an_optimizer_was_made,
@@ -45,7 +45,7 @@ from dispatchmon.torch_internals import (
 )
 
 if TYPE_CHECKING:
-    from dispatchmon.module_values import ModuleValues
+    from dispatchmon.observing.module_values import ModuleValues
 
 pack_context, pack_position = CONTEXT.pack, POSITION.pack
 MOST_POSITIONS = 1 << 20  # kept for the module filter

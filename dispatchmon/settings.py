@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from dispatchmon.alerts import Rule
 from dispatchmon.errors import SettingError
+from dispatchmon.observing.alerts import Rule
 from dispatchmon.schema import PHASES, STATISTICS
 
 StepPattern = str | Callable[[int], bool] | None

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from dispatchmon.batches import Batch, Converter
-from dispatchmon.records import EVENT
+from dispatchmon.packed.records import EVENT
+from dispatchmon.writing.converter import Batch, Converter
 
 QUEUED = 2  # batches that may wait
 LOST = "operators that could not be written"

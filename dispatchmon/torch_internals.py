@@ -60,10 +60,12 @@ distributed: Callable[[], bool] = getattr(torch.distributed, "is_initialized", l
 DisableTorchFunction: type[AbstractContextManager[None]] = _C.DisableTorchFunction
 """A block in which neither a subclass nor a mode sees what is asked of a tensor through `__torch_function__`."""
 
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_OURS = os.path.dirname(__file__) + os.sep
-_OPTIM = os.path.join(_TORCH, "optim") + os.sep
-_FSDP = os.path.join(_TORCH, "distributed", "fsdp")
+TORCH = os.path.dirname(torch.__file__) + os.sep
+"""Folder of torch, with the separator: torchvision is not torch."""
+OURS = os.path.dirname(__file__) + os.sep
+"""Folder of this package, likewise."""
+_OPTIM = os.path.join(TORCH, "optim") + os.sep
+_FSDP = os.path.join(TORCH, "distributed", "fsdp")
 _ABOVE_THE_KERNELS = (
     "Python", "PythonTLSSnapshot", "PythonDispatcher", "PreDispatch", "Functionalize", "ADInplaceOrView",
     "AutogradOther", "AutogradCPU", "AutogradCUDA", "AutogradXPU", "AutogradMPS", "AutogradMeta", "AutogradNestedTensor",
@@ -211,7 +213,7 @@ def checkpoint_inputs(region: Any) -> list[Any]:
 
 def gathered_by_fsdp(frame: FrameType | None) -> bool:
     """Whether FSDP's own code leads to this frame: it writes the same parameters again before backward."""
-    while frame is not None and frame.f_code.co_filename.startswith((_TORCH, _OURS)):
+    while frame is not None and frame.f_code.co_filename.startswith((TORCH, OURS)):
         if frame.f_code.co_filename.startswith(_FSDP):
             return True
         frame = frame.f_back

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from dispatchmon import DispatchMonitor
-from dispatchmon.dispatch import RecordingMode
+from dispatchmon.recording.dispatch import RecordingMode
 from recorded import Row, rows_of
 
 NOT_NUMBERED = 2**64 - 1

@@ -25,9 +25,10 @@ from pathlib import Path
 import torch
 import torch._dynamo  # otherwise each child would import it with its first operator
 
-from dispatchmon import DispatchMonitor, recording
-from dispatchmon.batches import Converter
+from dispatchmon import DispatchMonitor
+from dispatchmon.recording import assembly as recording
 from dispatchmon.sink import Sink
+from dispatchmon.writing.converter import Converter
 
 torch.set_num_threads(1)
 STEPS = 120
@@ -127,7 +128,7 @@ def file_size_limit(path):
 
 def torn_batch(path):
     """The disk fills although there seemed to be room."""
-    from dispatchmon import writer
+    from dispatchmon.writing import writer
 
     def limit():
         writer.room_after = lambda number, end: (1 << 40, 0)

@@ -1,5 +1,5 @@
 """
-Builds dispatchmon/_statistics.c with the address and undefined-behaviour sanitizers and runs its tests.
+Builds dispatchmon/statistics/_kernel.c with the address and undefined-behaviour sanitizers and runs its tests.
 
     python tests/sanitize_kernel.py [pytest arguments]
 
@@ -28,7 +28,7 @@ def run(folder, definitions, arguments):
     """Build in a copy of the package in this folder and test it; pytest's exit status."""
     package = Path(folder, "dispatchmon")
     shutil.copytree(ROOT / "dispatchmon", package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    source, library = str(package / "_statistics.c"), str(package / "_statistics.abi3.so")
+    source, library = str(package / "statistics" / "_kernel.c"), str(package / "statistics" / "_kernel.abi3.so")
     subprocess.run(["cc", *FLAGS, *SANITIZE, *PYTHON, *definitions, source, "-o", library, *LIBRARIES], check=True)
     asan = subprocess.run(["cc", "-print-file-name=libasan.so"], check=True, capture_output=True, text=True).stdout
     environment = os.environ | {
@@ -39,7 +39,7 @@ def run(folder, definitions, arguments):
         "PYTHONMALLOC": "malloc",
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    loaded = "import dispatchmon._statistics as s; print(s.__file__, flush=True)"
+    loaded = "from dispatchmon.statistics import _kernel as s; print(s.__file__, flush=True)"
     subprocess.run([sys.executable, "-c", loaded], check=True, env=environment, cwd=folder)
     pytest = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", folder, "-p", "no:cacheprovider"]
     tests = str(ROOT / "tests" / "test_statistics_kernel.py")

@@ -15,7 +15,7 @@ from audited import NEEDS_SAVINGS, audited
 from dispatchmon import DispatchMonitor, HazardError, open_trace
 from dispatchmon.analysis.audit import audit
 from dispatchmon.analysis.audit.pointwise import is_pointwise
-from dispatchmon.regions import overlap, region, repeats
+from dispatchmon.memory.regions import overlap, region, repeats
 from dispatchmon.torch_internals import shows_savings
 from recorded import needs_compilation, record
 

@@ -22,7 +22,7 @@ import torch.multiprocessing as mp
 from torch import nn
 
 import audit_ranks
-import dispatchmon.sources
+import dispatchmon.attribution.sources
 from audit_programs import correct, fuzz, loops
 from audited import NEEDS_SAVINGS, audited
 
@@ -132,8 +132,8 @@ def judged(mode, seeds):
 @pytest.mark.parametrize("mode", ["loud", "silent", "mixed", "clean"])
 def test_random_writes_are_judged_as_torch_judges_them(mode, monkeypatch):
     """Every loud error is explained by the line that anomaly mode names; no silent one is missed, none is called loud."""
-    ours = (*dispatchmon.sources._LIBRARIES, os.path.dirname(fuzz.__file__) + os.sep)
-    monkeypatch.setattr(dispatchmon.sources, "_LIBRARIES", ours)
+    ours = (*dispatchmon.attribution.sources._LIBRARIES, os.path.dirname(fuzz.__file__) + os.sep)
+    monkeypatch.setattr(dispatchmon.attribution.sources, "_LIBRARIES", ours)
     seen = judged(mode, range(1000, 1000 + SEEDS))
     wrong = {k: n for k, n in seen.items() if k in ("loud wrong", "silent missed", "false loud") and n}
     assert wrong == {}, seen

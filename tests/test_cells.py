@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from dispatchmon.cells import MOST_CELLS, as_cells, elements, is_exact, runs_of, sizes_of, stretches, unpacked
-from dispatchmon.statistics import map_of
+from dispatchmon.memory.cells import MOST_CELLS, as_cells, elements, is_exact, runs_of, sizes_of, stretches, unpacked
+from dispatchmon.statistics.table import map_of
 from recorded import only, record
 
 INF = float("inf")

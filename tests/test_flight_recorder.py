@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dispatchmon import DispatchMonitor, recording
+from dispatchmon import DispatchMonitor
+from dispatchmon.recording import assembly as recording
 from dispatchmon.schema import parts_folder
 from dispatchmon.trace import open_trace
 
@@ -152,7 +153,7 @@ def test_parts_of_a_killed_run_are_not_taken_for_those_of_a_later_one(tmp_path):
 
 def test_parts_that_cannot_be_joined_stay(tmp_path, monkeypatch):
     """When there is no room to join them, the parts are left and read as they are."""
-    from dispatchmon.writer import TraceWriter
+    from dispatchmon.writing.writer import TraceWriter
 
     path, x, write = tmp_path / "trace.arrow", torch.ones(2), TraceWriter.write
 

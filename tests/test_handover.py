@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from dispatchmon import DispatchMonitor, recording
+from dispatchmon import DispatchMonitor
+from dispatchmon.recording import assembly as recording
 from dispatchmon.trace import open_trace
 from recorded import rows_of
 

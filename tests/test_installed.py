@@ -81,7 +81,7 @@ def test_wheel_is_typed():
 )
 def test_extension_was_built():
     """With a compiler the wheel holds the C extension, for any Python from 3.10 on."""
-    assert list((SITE_PACKAGES / "dispatchmon").glob("_statistics.abi3.*"))
+    assert list((SITE_PACKAGES / "dispatchmon" / "statistics").glob("_kernel.abi3.*"))
 
 
 def test_command_is_installed():

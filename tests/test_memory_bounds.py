@@ -7,12 +7,14 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from dispatchmon.batches import Converter
+from dispatchmon.writing.converter import Converter
 
 PROGRAM = """
 import os, sys, torch
-from dispatchmon import DispatchMonitor, batches, recording
-from dispatchmon.tables import Tables
+from dispatchmon import DispatchMonitor
+from dispatchmon.writing import converter as batches
+from dispatchmon.recording import assembly as recording
+from dispatchmon.packed.tables import Tables
 
 recording.BATCH_ROWS, Tables.MOST, batches.MOST_NODES = 2000, 4000, 4000
 recording.BATCH_SLOTS = 6000

@@ -9,7 +9,7 @@ import torch.nn as nn
 from command_line import run as command
 from dispatchmon import DispatchMonitor, open_trace
 from dispatchmon.analysis.nonfinite import find_nonfinite
-from dispatchmon.analysis.query import Filters
+from dispatchmon.reading.query import Filters
 from trace_factory import write_trace
 
 INF, NAN = float("inf"), float("nan")

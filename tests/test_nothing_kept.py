@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from dispatchmon import DispatchMonitor, mode, module_tracker
-from dispatchmon.dispatch import RecordingMode
+from dispatchmon.recording.dispatch import RecordingMode
 from programs import PROGRAMS
 from recorded import needs_one_detach
 

@@ -171,7 +171,7 @@ def test_phase_filter_leaves_rows_of_these_phases_only() -> None:
 def test_a_fault_of_ours_stops_the_recording_and_not_the_training(tmp_path: Path, monkeypatch, method) -> None:
     """One warning, the operator's result all the same, and the trace says why it ends."""
     from dispatchmon import open_trace
-    from dispatchmon.dispatch import RecordingMode
+    from dispatchmon.recording.dispatch import RecordingMode
 
     original, calls = getattr(RecordingMode, method), []
 

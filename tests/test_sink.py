@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from dispatchmon import DispatchMonitor, recording
+from dispatchmon import DispatchMonitor
+from dispatchmon.recording import assembly as recording
 from dispatchmon.sink import QUEUED
 from dispatchmon.trace import open_trace
-from dispatchmon.writer import TraceWriter
+from dispatchmon.writing.writer import TraceWriter
 
 PROGRAM = str(Path(__file__).parent / "endings.py")
 STATUSES = {

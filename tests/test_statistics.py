@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from dispatchmon import reductions as r
-from dispatchmon import statistics as s
+from dispatchmon.statistics import reductions as r
+from dispatchmon.statistics import table as s
 
 BACKENDS = [
     "deferred",

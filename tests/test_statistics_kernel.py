@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 import torch
 
-_statistics = pytest.importorskip("dispatchmon._statistics", reason="dispatchmon._statistics (optional) is not built")
+_kernel = pytest.importorskip("dispatchmon.statistics._kernel", reason="the C extension (optional) is not built")
 
-DTYPES = tuple(name for name in _statistics.DTYPES if hasattr(torch, name))  # float8_e8m0fnu came with torch 2.7
+DTYPES = tuple(name for name in _kernel.DTYPES if hasattr(torch, name))  # float8_e8m0fnu came with torch 2.7
 SUMMED_IN_FLOAT = {"float32", "float16", "bfloat16", "int8", "uint8", "bool"} | {d for d in DTYPES if "float8" in d}
 UNSIGNED = {"uint8": np.uint8, "uint16": np.uint16, "uint32": np.uint32, "uint64": np.uint64}
 SIZES = (1, 2, 15, 16, 31, 33, 1000, 2048, 2049, 100_003)
@@ -29,16 +29,16 @@ SIZES = (1, 2, 15, 16, 31, 33, 1000, 2048, 2049, 100_003)
 def pack(dtype, run, step=1, outer=(), repeat=1):
     """A layout as the kernel reads it; outer: (size, stride) of the dimensions, the fastest first."""
     sizes, strides = [[pair[i] for pair in outer] + [0] * (8 - len(outer)) for i in (0, 1)]
-    code = _statistics.DTYPES[dtype]
-    return struct.pack(_statistics.LAYOUT_FORMAT, code, run, step, len(outer), repeat, *sizes, *strides)
+    code = _kernel.DTYPES[dtype]
+    return struct.pack(_kernel.LAYOUT_FORMAT, code, run, step, len(outer), repeat, *sizes, *strides)
 
 
 def measure(pointer, layout, threads=1):
     """The row as a dict, with the returned count as `nonfinite`; fails if anything outside the row is written."""
-    row = (ctypes.c_double * (_statistics.TOTALS + 2))(*[-7.0] * (_statistics.TOTALS + 2))
-    nonfinite = _statistics.measure(ctypes.addressof(row) + 8, pointer, layout, threads)
-    assert row[0] == row[_statistics.TOTALS + 1] == -7
-    return dict(zip(_statistics.COLUMNS, row[1:-1], strict=True)) | {"nonfinite": nonfinite}
+    row = (ctypes.c_double * (_kernel.TOTALS + 2))(*[-7.0] * (_kernel.TOTALS + 2))
+    nonfinite = _kernel.measure(ctypes.addressof(row) + 8, pointer, layout, threads)
+    assert row[0] == row[_kernel.TOTALS + 1] == -7
+    return dict(zip(_kernel.COLUMNS, row[1:-1], strict=True)) | {"nonfinite": nonfinite}
 
 
 def torch_type(dtype):
@@ -396,24 +396,24 @@ def test_result_does_not_depend_on_threads(dtype):
 WITHOUT_TORCH = """
 import ctypes, struct, sys
 import numpy as np
-from dispatchmon import _statistics
+from dispatchmon.statistics import _kernel
 assert "torch" not in sys.modules
-x, row = np.random.default_rng(0).standard_normal(2_000_003), (ctypes.c_double * _statistics.TOTALS)()
-layout = struct.pack(_statistics.LAYOUT_FORMAT, _statistics.DTYPES["float64"], len(x), 1, 0, 1, *[0] * 16)
+x, row = np.random.default_rng(0).standard_normal(2_000_003), (ctypes.c_double * _kernel.TOTALS)()
+layout = struct.pack(_kernel.LAYOUT_FORMAT, _kernel.DTYPES["float64"], len(x), 1, 0, 1, *[0] * 16)
 rows = []
 for threads in (1, 2, 5):
-    _statistics.measure(ctypes.addressof(row), x.ctypes.data, layout, threads)
+    _kernel.measure(ctypes.addressof(row), x.ctypes.data, layout, threads)
     rows.append(bytes(row))
-assert len(set(rows)) == 1 and abs(row[_statistics.COLUMNS.index("mean")] - x.mean()) < 1e-12
+assert len(set(rows)) == 1 and abs(row[_kernel.COLUMNS.index("mean")] - x.mean()) < 1e-12
 """
 
 AFTER_FORK = """
 import ctypes, os, struct, torch
-from dispatchmon import _statistics
+from dispatchmon.statistics import _kernel
 torch.set_num_threads(2)
-x, row = torch.ones(2_000_003), (ctypes.c_double * _statistics.TOTALS)()
-layout = struct.pack(_statistics.LAYOUT_FORMAT, _statistics.DTYPES["float32"], len(x), 1, 0, 1, *[0] * 16)
-measure = lambda: _statistics.measure(ctypes.addressof(row), x.data_ptr(), layout, 2)
+x, row = torch.ones(2_000_003), (ctypes.c_double * _kernel.TOTALS)()
+layout = struct.pack(_kernel.LAYOUT_FORMAT, _kernel.DTYPES["float32"], len(x), 1, 0, 1, *[0] * 16)
+measure = lambda: _kernel.measure(ctypes.addressof(row), x.data_ptr(), layout, 2)
 x.sum(), measure()
 child = os.fork()
 if not child:
@@ -428,7 +428,7 @@ measure()
 @pytest.mark.parametrize("script", [WITHOUT_TORCH, AFTER_FORK], ids=["without torch", "after a fork"])
 def test_threads_where_those_of_torch_cannot_be_used(script):
     """Threads still work without torch, and in a forked child, which has not inherited torch's OpenMP threads."""
-    root = os.path.dirname(os.path.dirname(_statistics.__file__))
+    root = os.path.dirname(os.path.dirname(os.path.dirname(_kernel.__file__)))
     command, environment = [sys.executable, "-c", script], os.environ | {"PYTHONPATH": root}
     result = subprocess.run(command, env=environment, timeout=120, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
@@ -455,11 +455,11 @@ def test_many_python_threads_measure_at_once():
 
 def test_constants_describe_the_interface():
     """What Python needs to know is told by the module: row, layout and codes."""
-    assert _statistics.TOTALS == len(_statistics.COLUMNS) == 10
-    assert _statistics.COLUMNS == ("count", "min", "max", "mean", "m2", "norm", "nan", "inf", "posinf", "zero")
-    assert struct.calcsize(_statistics.LAYOUT_FORMAT) == 168
+    assert _kernel.TOTALS == len(_kernel.COLUMNS) == 10
+    assert _kernel.COLUMNS == ("count", "min", "max", "mean", "m2", "norm", "nan", "inf", "posinf", "zero")
+    assert struct.calcsize(_kernel.LAYOUT_FORMAT) == 168
     assert all(isinstance(torch_type(name), torch.dtype) for name in DTYPES)
-    assert sorted(_statistics.DTYPES.values()) == list(range(len(_statistics.DTYPES)))
+    assert sorted(_kernel.DTYPES.values()) == list(range(len(_kernel.DTYPES)))
 
 
 @pytest.mark.parametrize(
@@ -480,5 +480,5 @@ def test_constants_describe_the_interface():
 def test_wrong_arguments_are_refused(arguments, error, message):
     """A malformed call raises instead of reading memory."""
     with pytest.raises(error) as caught:
-        _statistics.measure(*arguments)
+        _kernel.measure(*arguments)
     assert message is None or str(caught.value) == message

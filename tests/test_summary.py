@@ -7,9 +7,9 @@ import math
 import duckdb
 import pytest
 
-from dispatchmon.analysis.query import Filters, query
 from dispatchmon.analysis.summary import OVERWRITE, Group, Sighting, Totals, Writes, summarize
 from dispatchmon.errors import DispatchmonError, NotATraceError
+from dispatchmon.reading.query import Filters, query
 from dispatchmon.trace import open_trace
 from trace_factory import write_trace
 
@@ -321,5 +321,5 @@ def test_what_an_operator_overwrites_unread_is_none_of_its_values(tmp_path):
 
 def test_the_operators_that_overwrite_unread_are_those_of_the_audit():
     """The analysis needs no torch, so it has the names once more."""
-    effects = pytest.importorskip("dispatchmon.operator_effects")
+    effects = pytest.importorskip("dispatchmon.operators.effects")
     assert {f"aten::{name}" for name in OVERWRITE} == effects.BY_NAME[effects.KEEPS_NOTHING]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dispatchmon.digests import digest, digest_by_torch, extent
+from dispatchmon.values.digests import digest, digest_by_torch, extent
 from recorded import events, record
 
 

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import dispatchmon
 from dispatchmon import DispatchMonitor
-from dispatchmon import statistics as s
+from dispatchmon.statistics import table as s
 
 OURS = os.path.dirname(dispatchmon.__file__) + os.sep
 

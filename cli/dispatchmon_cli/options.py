@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import click
 
-from dispatchmon.analysis.query import Filters
+from dispatchmon.reading.query import Filters
 from dispatchmon.schema import PHASES
 from dispatchmon.trace import Range, Trace, open_trace
 from dispatchmon_cli.report import FORMATS, Report, open_report

@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from dispatchmon.analysis.query import checked
-from dispatchmon.analysis.rows import rows
+from dispatchmon.reading.query import checked
+from dispatchmon.reading.rows import rows
 from dispatchmon.schema import COLUMN_NAMES
 from dispatchmon.trace import Range
 from dispatchmon_cli.layout import Cells

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dispatchmon.analysis.query import Filters, query
+from dispatchmon.reading.query import Filters, query
 from dispatchmon.trace import Trace
 
 _SQL = """

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
-from dispatchmon.analysis.query import Filters, query
+from dispatchmon.reading.query import Filters, query
 from dispatchmon.trace import Trace
 
 By = Literal["op", "module", "phase", "step", "dtype", "source"]

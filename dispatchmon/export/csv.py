@@ -10,8 +10,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.csv
 
-from dispatchmon.analysis.query import Filters, select
-from dispatchmon.analysis.rows import TEXT_OF
+from dispatchmon.reading.query import Filters, select
+from dispatchmon.reading.rows import TEXT_OF
 from dispatchmon.schema import SCHEMA
 from dispatchmon.trace import Trace
 

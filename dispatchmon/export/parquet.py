@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dispatchmon.analysis.query import Filters, select
+from dispatchmon.reading.query import Filters, select
 from dispatchmon.schema import CLOSING_KEY, METADATA_KEY, SCHEMA
 from dispatchmon.trace import Trace
 

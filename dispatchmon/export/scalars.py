@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dispatchmon.analysis.query import Filters, query
+from dispatchmon.reading.query import Filters, query
 from dispatchmon.schema import STATISTICS
 from dispatchmon.trace import Trace
 

@@ -15,8 +15,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import IO
 
-from dispatchmon.analysis.query import Filters
 from dispatchmon.export.scalars import Scalar, scalars
+from dispatchmon.reading.query import Filters
 from dispatchmon.trace import Trace, TraceFile
 
 SUFFIX = ".dispatchmon"  # of every event file that is written here

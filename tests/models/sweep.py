@@ -41,8 +41,8 @@ from comparison import differences, outcome  # noqa: E402
 from dispatchmon import DispatchMonitor, open_trace  # noqa: E402
 from dispatchmon.analysis.audit import audit  # noqa: E402
 from dispatchmon.analysis.nonfinite import find_nonfinite  # noqa: E402
-from dispatchmon.dispatch import RecordingMode  # noqa: E402
-from dispatchmon.records import FOREIGN, RECOMPUTED  # noqa: E402
+from dispatchmon.packed.records import FOREIGN, RECOMPUTED  # noqa: E402
+from dispatchmon.recording.dispatch import RecordingMode  # noqa: E402
 from models.architectures import LIBRARIES, Architecture, architectures, call, leaves  # noqa: E402
 
 SECONDS = 300  # for one architecture

@@ -15,10 +15,10 @@ from typing import Any
 from dispatchmon.analysis.audit.findings import STATISTICS, Audit, Finding, Victim, Writes
 from dispatchmon.analysis.audit.overlaps import overlapping_writes
 from dispatchmon.analysis.audit.suggestions import suggestion
-from dispatchmon.analysis.query import Filters, query
-from dispatchmon.hazard_words import NOBODY, SEVERITIES, sentence
+from dispatchmon.reading.query import Filters, query
 from dispatchmon.schema import PHASES
 from dispatchmon.trace import Trace
+from dispatchmon.words.hazards import NOBODY, SEVERITIES, sentence
 
 __all__ = ["Audit", "Finding", "Victim", "Writes", "all_writes", "audit"]
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from dispatchmon.analysis.audit.pointwise import is_pointwise
-from dispatchmon.analysis.query import Filters, query
-from dispatchmon.regions import Region, overlap, region, repeats
+from dispatchmon.memory.regions import Region, overlap, region, repeats
+from dispatchmon.reading.query import Filters, query
 from dispatchmon.trace import Trace
 
 # These change what a tensor shows, and read no content.

@@ -26,9 +26,9 @@ from dispatchmon.analysis.nonfinite.search import Search
 from dispatchmon.analysis.nonfinite.underflow import underflow
 from dispatchmon.analysis.nonfinite.verdicts import settle
 from dispatchmon.analysis.nonfinite.words import Teller
-from dispatchmon.analysis.query import Filters
-from dispatchmon.sentences import figure, operator_at, when
+from dispatchmon.reading.query import Filters
 from dispatchmon.trace import Trace
+from dispatchmon.words.nonfinite import figure, operator_at, when
 
 MOST_GROWTHS = 3  # overflows whose growth is looked up
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from dispatchmon.analysis.nonfinite.rows import Row
-from dispatchmon.cells import Mask
+from dispatchmon.memory.cells import Mask
 
 MOST_SPAN = 1 << 22  # elements of a storage that is followed element by element
 Labels = dict[int, Mask]  # number of a finding -> the elements that descend from it

@@ -14,7 +14,7 @@ import numpy as np
 
 from dispatchmon.analysis.nonfinite.behaviour import Behaviour, element, of_argument, plain
 from dispatchmon.analysis.nonfinite.rows import Event, Row
-from dispatchmon.cells import Mask, over
+from dispatchmon.memory.cells import Mask, over
 
 MOST_ELEMENTS = 1 << 20  # of a value that is followed element by element
 

@@ -17,7 +17,7 @@ from dispatchmon.analysis.nonfinite.behaviour import ANYTHING, Argument, Behavio
 from dispatchmon.analysis.nonfinite.memory import Labels
 from dispatchmon.analysis.nonfinite.reach import MOST_ELEMENTS, reach
 from dispatchmon.analysis.nonfinite.rows import Event, Row
-from dispatchmon.cells import Mask, as_cells, elements, unpacked
+from dispatchmon.memory.cells import Mask, as_cells, elements, unpacked
 
 Maps = dict[str, Mask]  # "n", "p", "m" -> the elements that are NaN, +Inf, -Inf, or may be
 

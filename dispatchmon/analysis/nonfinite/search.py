@@ -22,7 +22,7 @@ from dispatchmon.analysis.nonfinite.memory import Labels, Memory, covers
 from dispatchmon.analysis.nonfinite.rows import Event, Row, Wanted
 from dispatchmon.analysis.nonfinite.rules import Seen, judge, seen
 from dispatchmon.analysis.nonfinite.unwritten import UnwrittenMemory
-from dispatchmon.cells import Mask, as_cells, elements
+from dispatchmon.memory.cells import Mask, as_cells, elements
 
 MOST_NAN = 20_000  # events whose results hold NaN that are followed: then it is everywhere
 MOST_EVENTS = 300_000  # events with any non-finite result; masks make two in every layer

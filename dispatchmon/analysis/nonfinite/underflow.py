@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dispatchmon.analysis.nonfinite.answer import Note, Place
-from dispatchmon.analysis.query import Filters, query
-from dispatchmon.sentences import operator_at, when
+from dispatchmon.reading.query import Filters, query
 from dispatchmon.trace import Trace
+from dispatchmon.words.nonfinite import operator_at, when
 
 SHARE = 0.01  # of the elements, from which on it is said
 

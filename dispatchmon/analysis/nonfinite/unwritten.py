@@ -13,7 +13,7 @@ import numpy as np
 from dispatchmon.analysis.nonfinite.behaviour import Behaviour, of_argument
 from dispatchmon.analysis.nonfinite.memory import Memory, span, view
 from dispatchmon.analysis.nonfinite.rows import FINITE_MAX, Event, Row
-from dispatchmon.cells import Mask
+from dispatchmon.memory.cells import Mask
 
 MOST_ELEMENTS = 50_000_000  # of an allocation that is followed
 

@@ -23,7 +23,7 @@ from dispatchmon.analysis.nonfinite.behaviour import behaviour, reads
 from dispatchmon.analysis.nonfinite.findings import DELIBERATE, EXTERNAL, ORIGIN, TURNED, Finding
 from dispatchmon.analysis.nonfinite.rows import Event, Row
 from dispatchmon.analysis.nonfinite.search import Search
-from dispatchmon.sentences import amount, at, extent, figure, kinds, made, operator_at, when
+from dispatchmon.words.nonfinite import amount, at, extent, figure, kinds, made, operator_at, when
 
 _KINDS: dict[str, Kind] = {ORIGIN: "made", TURNED: "turned", EXTERNAL: "external", DELIBERATE: "deliberate"}
 MOST_LINKS = 12  # of a chain

@@ -1,0 +1,1 @@
+"""Where an operator belongs: module, step, phase, line."""

@@ -1,0 +1,1 @@
+"""Which writes took a value that somebody still needed."""

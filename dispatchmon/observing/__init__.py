@@ -1,0 +1,1 @@
+"""What goes in and out of modules, what happens to parameters, and what is said while the program runs."""

@@ -1,0 +1,1 @@
+"""What each operator overload reads, writes and does to memory, worked out once from its schema."""

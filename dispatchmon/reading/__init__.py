@@ -1,0 +1,1 @@
+"""An Arrow file to rows, and SQL over them."""

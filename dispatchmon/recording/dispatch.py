@@ -1,0 +1,469 @@
+"""
+The dispatch mode that sees every operator: the hot path.
+
+What happens per operator is in `RecordingMode.__torch_dispatch__`: look up the plan, add a row for each tensor that goes
+in, run the operator, add a row for each tensor that was written or came out, add the event.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import count
+from threading import get_ident
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from dispatchmon.attribution.sources import Sources
+from dispatchmon.errors import DispatchmonError, HazardError
+from dispatchmon.hazards.borders import Borders, in_function
+from dispatchmon.hazards.saved_values import ALWAYS, SavedValues, tensors_in
+from dispatchmon.module_tracker import FOREIGN_KEY, ModuleTracker
+from dispatchmon.operators.plans import (
+    COMPOSITE,
+    FLAGGED,
+    HIGHER_ORDER,
+    KEYED,
+    MAY_LIE,
+    NO_OPERATOR,
+    UNCOUNTED,
+    WAIT,
+    Plan,
+    Plans,
+)
+from dispatchmon.packed.records import ACCUMULATE, CALLBACK, EVENT, FOREIGN, LIVE, PASSED_ON, RAISED, RECOMPUTED, ROW
+from dispatchmon.torch_internals import (
+    NOT_NUMBERED,
+    call_composite,
+    distributed,
+    gathered_by_fsdp,
+    graph_task,
+    is_opaque,
+    keys_of_the_caller,
+    never_compile,
+    next_sequence_number,
+    recomputing,
+    running_node,
+    version_counters_moving,
+)
+from dispatchmon.values.values import HISTORY, Values
+
+pack_event = EVENT.pack
+# What the operator must find as it is without a mode.
+GUARDS: dict[int, Any] = {
+    UNCOUNTED: version_counters_moving,
+    MAY_LIE: version_counters_moving,
+    KEYED: keys_of_the_caller,
+}
+frame_of = sys._getframe
+Pending = tuple[int, int, int, int, int, int]  # event, arguments, context, number, node, source
+
+# How an autograd node leads to its forward operator, by the name of its type.
+ORDINARY, ONE_LATE, REENTRANT = range(3)
+NODE_KINDS = {"CopySlices": ONE_LATE, "CheckpointFunctionBackward": REENTRANT}
+
+
+class RecordingMode(TorchDispatchMode):
+    """Packs what every operator saw and made into `events` and `values.rows`; `flush` is called when they are full."""
+
+    supports_higher_order_operators = True
+
+    def __init__(
+        self,
+        plans: Plans,
+        values: Values,
+        tracker: ModuleTracker,
+        sources: Sources | None,
+        phases: frozenset[str],
+        flush: Any,
+        saved: SavedValues,
+        borders: Borders,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.plans, self.values, self.tracker, self.sources, self.flush = plans, values, tracker, sources, flush
+        self.saved, self.borders = saved, borders
+        self.events = bytearray()
+        self.add_event = self.events.extend
+        self.event_of = count().__next__
+        self.filtered = tracker.filtered or "*" not in plans.ops
+        self.phases = phases if len(phases) < 4 else None
+        self.node_kinds: dict[type, int] = {}
+        self.full = 1 << 62  # bytes of rows, and a time, at which `flush` is called
+        self.deadline = 1 << 62
+        self.idle = False  # pass everything through: a step that is not recorded, a forked child, a failed sink
+        self.hazard: HazardError | None = None  # to be raised when the event is complete
+        self.newest_node = 0  # number that the next autograd node will have, as far as is known
+        self.nested = 0  # handlers that wait for an inner operator
+        self.own_ns = 0  # time in the handler that was not the operator's
+        self.failed: Any = None  # called with an error of our own, which ends the recording
+        self.left_out = 0  # operators of phases that were not asked for
+        self.watch: Any = None  # see watch.py; None: a NaN or Inf is only recorded
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled regions stay compiled; what runs inside them is not seen."""
+        return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Whether torch shall wrap the handler; `never_compile` below does the same without its cost per operator."""
+        return False
+
+    # ------------------------------------------------------------------------------------------------- every operator
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if self.idle:
+            return self.passed_through(func, args, kwargs or {})
+        entered = perf_counter_ns()
+        plan = self.plans[func]
+        if plan.special or types or self.phases is not None:
+            return self.unusual(plan, func, types, args, kwargs or {})
+        try:
+            pending = self.before(plan, args, kwargs, frame_of(1))
+        except DispatchmonError:  # on_hazard
+            raise
+        except Exception as error:  # a fault of ours must not reach the training loop
+            self.give_up(error)
+            return func(*args, **kwargs) if kwargs else func(*args)
+        start = perf_counter_ns()
+        try:
+            result = func(*args, **kwargs) if kwargs else func(*args)
+        except BaseException as error:
+            self.raised(plan, pending, start, args, kwargs, error)
+            raise
+        duration = perf_counter_ns() - start
+        try:
+            self.after(plan, pending, args, kwargs, result, start, duration)
+        except DispatchmonError:  # on_nonfinite, on_hazard
+            raise
+        except Exception as error:
+            self.give_up(error)
+        self.own_ns += perf_counter_ns() - entered - duration
+        return result
+
+    def give_up(self, error: Exception) -> None:
+        """Record nothing more: something of ours went wrong."""
+        self.idle = True
+        if self.failed is None:
+            raise error
+        self.failed(error)
+
+    def before(self, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any] | None, frame: Any) -> Pending:
+        """Rows of the tensors that go in; what else is known before the operator runs."""
+        tracker, values = self.tracker, self.values
+        event = self.event_of()
+        number = next_sequence_number()
+        context = tracker.context
+        task = graph_task()
+        if task != -1:
+            running = running_node()
+            node = self.backward_node(running)
+            if get_ident() != tracker.thread:  # a device's thread, which counts for itself
+                number = -1
+        else:
+            node = LIVE
+            if tracker.optimizing:
+                context = tracker.optimizer_context(frame)
+        source, sources = 0, self.sources
+        if sources is not None:
+            known = tracker.optimizer_line if node == LIVE and sources.libraries[frame.f_code.co_filename] else 0
+            source = known or sources.line(frame)
+        if number > self.newest_node:
+            self.newest_node = self.saved.node_made(self.newest_node, number, event, plan, source)
+        if self.filtered:
+            values.measuring = values.statistics is not None and plan.measured and (
+                tracker.measured_at(node) if node >= 0 else tracker.measured)  # fmt: skip
+        scalars: tuple[Any, ...] = ()  # argument number, value, ...: numbers in the place of tensors
+        see = values.see
+        for tensor, argument in zip(args, plan.by_position):  # noqa: B905 - defaults are left out of args
+            if argument is not None:
+                if isinstance(tensor, Tensor):
+                    see(tensor, argument, event)
+                elif isinstance(tensor, (list, tuple)):
+                    values.see_all(tensor, argument, event)
+                elif tensor is not None:
+                    scalars = (*scalars, argument, tensor)
+        if kwargs:
+            by_name = plan.by_name
+            for name, tensor in kwargs.items():
+                if isinstance(tensor, Tensor):
+                    see(tensor, by_name[name], event)
+                elif isinstance(tensor, (list, tuple)) and by_name[name] is not None:
+                    values.see_all(tensor, by_name[name], event)
+        arguments = plan.arguments.number(args, kwargs, scalars) if plan.others or scalars else 0
+        pending = event, arguments, context, number, node, source
+        if node == LIVE:
+            if values.touched:
+                values.touched = False
+                if not tracker.optimizing:
+                    self.judge(plan, pending, self.borders.reads, plan, event, source, args, kwargs)
+        elif node >= 0:
+            saved = self.saved
+            if node < saved.newest_write and (node != saved.node or task != saved.task):
+                self.judge(plan, pending, saved.node_runs, task, node, running, plan, pending, args)
+        elif FOREIGN < node <= RECOMPUTED:
+            self.judge(plan, pending, self.saved.recomputes, running, pending, plan, args)
+        return pending
+
+    def judge(self, plan: Plan, pending: Pending, judge: Any, *evidence: Any) -> None:
+        """What an operator shows of earlier writes; with `on_hazard="raise"` it does not run."""
+        try:
+            judge(*evidence)
+        except HazardError:
+            self.ended(plan, pending, perf_counter_ns(), RAISED)
+            raise
+
+    def after(
+        self,
+        plan: Plan,
+        pending: Pending,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None,
+        result: Any,
+        start: int,
+        duration: int,
+    ) -> None:
+        """Rows of the tensors that were written and that came out; the event."""
+        values, event = self.values, pending[0]
+        see = values.see
+        if plan.unready:
+            asked = values.measuring, values.reason
+            values.measuring, values.reason = False, plan.unready
+        if plan.writes:
+            self.writes(plan, pending, args, kwargs)
+        node = pending[4]
+        if RECOMPUTED < node <= ACCUMULATE:
+            self.name_gradient(result, ACCUMULATE - node)
+        outputs = plan.outputs
+        if isinstance(result, Tensor):
+            if outputs[0] is not None:
+                see(result, outputs[0], event)
+        elif result is not None:
+            for tensor, argument in zip(result if len(outputs) > 1 else (result,), outputs):  # noqa: B905
+                if argument is not None:
+                    if isinstance(tensor, Tensor):
+                        see(tensor, argument, event)
+                    elif isinstance(tensor, (list, tuple)):
+                        values.see_all(tensor, argument, event)
+        if plan.unready:
+            values.measuring, values.reason = asked
+        watch, spoiled = self.watch, None
+        if watch is not None and watch.statistics.nonfinite != watch.seen and not self.nested:
+            spoiled = watch.look(values.rows, plan, pending, args, kwargs)
+        self.ended(plan, pending, start, duration)
+        if plan.notable and node == LIVE and not self.tracker.optimizing:
+            self.borders.made(plan, result, args, event, frame_of(2))
+        if plan.writes and self.hazard is not None:
+            hazard, self.hazard = self.hazard, None
+            raise hazard
+        if spoiled is not None:
+            watch.speak(spoiled)
+
+    def writes(self, plan: Plan, pending: Pending, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        """Rows of what was written, and the log of writes."""
+        event, _, _, number, node, _ = pending
+        values, saved, optimizing = self.values, self.saved, self.tracker.optimizing
+        if not optimizing and distributed() and gathered_by_fsdp(frame_of(1)):
+            self.unlogged_writes(plan, event, args, kwargs or {})
+            return
+        forward = node == LIVE and not optimizing
+        function = forward and not torch.is_grad_enabled() and in_function()
+        note = pending, plan, self.tracker.path, number - 1 if function else -1
+        written: list[tuple[Tensor, list[Any]]] = []  # what is to be judged
+        for position, name, argument in plan.writes:
+            tensor = args[position] if position < len(args) else kwargs.get(name) if kwargs else None
+            if isinstance(tensor, Tensor):
+                tag = values.wrote(tensor, argument, event, note)
+                if tag is not None and (forward or tag[HISTORY] is not None):
+                    written.append((tensor, tag))
+            elif tensor is not None:
+                values.wrote_all(tensor, argument, event, note, forward, written)
+        if number > saved.newest_write or number < 0:
+            saved.newest_write = number if number >= 0 else ALWAYS
+        if written and self.phases is None:
+            if forward:
+                saved.wrote(note, written, args)
+            try:
+                self.borders.wrote(note, written, args, forward, function)
+            except HazardError as hazard:
+                self.hazard = hazard
+
+    def unlogged_writes(self, plan: Plan, event: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Rows of writes that give memory the value it had before."""
+        for position, name, argument in plan.writes:
+            tensor = args[position] if position < len(args) else kwargs.get(name)
+            self.values.written_all((tensor,))
+            if isinstance(tensor, Tensor):
+                self.values.see(tensor, argument, event)
+            elif tensor is not None:
+                self.values.see_all(tensor, argument, event)
+
+    def raised(self, plan: Plan, pending: Pending, start: int, args: Any, kwargs: Any, error: BaseException) -> None:
+        """An operator raised: if it could not write, that is a finding."""
+        self.ended(plan, pending, start, RAISED)
+        if plan.writes and "memory location" in str(error):
+            position, name, _ = plan.writes[0]
+            target = next(tensors_in((args[position] if position < len(args) else (kwargs or {}).get(name),)), None)
+            self.borders.blocked(plan, pending, target, str(error))
+
+    def ended(self, plan: Plan, pending: Pending, start: int, duration: int) -> None:
+        """The event itself."""
+        event, arguments, context, number, node, source = pending
+        self.add_event(pack_event(event, plan.operator, arguments, context, number, node, source, start, duration))
+        if (len(self.values.rows) > self.full or start > self.deadline) and not self.nested:
+            self.flush()
+
+    # ------------------------------------------------------------------------------------------------- backward
+    def backward_node(self, node: Any) -> int:
+        """What the node column says of an operator inside backward: mostly the number that leads to its forward operator."""
+        if node is None:
+            return CALLBACK
+        kind = self.node_kinds.get(type(node))
+        if kind is None:
+            kind = self.node_kinds[type(node)] = NODE_KINDS.get(type(node).__name__, ORDINARY)
+        if self.tracker.foreign_calls and (context := node.metadata.get(FOREIGN_KEY)) is not None:
+            return FOREIGN - int(context)
+        number: int = node._sequence_nr()
+        if number == NOT_NUMBERED:
+            variable = node.variable
+            tag = self.values.tag_of(variable)
+            name = None if tag is None else self.values.name_of(variable)
+            if tag is None or name is None:
+                return ACCUMULATE
+            return ACCUMULATE - self.values.labels.named(tag[1], variable.storage_offset(), tuple(variable.shape), name)
+        if kind == REENTRANT or recomputing():
+            return RECOMPUTED - number
+        return number - 1 if kind == ONE_LATE else number
+
+    def name_gradient(self, result: Any, label: int) -> None:
+        """The result of an operator of AccumulateGrad is what becomes a parameter's `.grad`."""
+        names = self.values.labels.items[label][1]
+        if names and isinstance(result, Tensor):
+            self.values.name(result, names[-1][2] + ".grad")
+
+    # ------------------------------------------------------------------------------------------------- the longer road
+    def unusual(self, plan: Plan, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Operators and tensors that need more than a look before and after."""
+        frame = frame_of(2)
+        if plan.special == NO_OPERATOR:
+            return func(*args, **kwargs)
+        if plan.special == COMPOSITE and torch.is_inference_mode_enabled():
+            with self:
+                return call_composite(func, args, kwargs)
+        if plan.special == FLAGGED:
+            plan = self.plans.flagged(func, args, kwargs)
+        if self.phases is not None and self.phase() not in self.phases:
+            return self.unrecorded(plan, func, args, kwargs)
+        if any(is_opaque(kind) for kind in types):
+            return self.pass_on(plan, func, args, kwargs, frame)
+        guard = GUARDS.get(plan.special, nullcontext)
+        seen, named = ((tree_leaves((args, kwargs)),), None) if plan.special == HIGHER_ORDER else (args, kwargs)
+        try:
+            pending = self.before(plan, seen, named, frame)
+            lie = self.expect_lie(args, kwargs, len(self.values.rows), pending) if plan.special == MAY_LIE else None
+        except DispatchmonError:
+            raise
+        except Exception as error:  # a fault of ours
+            self.give_up(error)
+            with guard():
+                return func(*args, **kwargs)
+        self.nested += 1
+        start = perf_counter_ns()
+        try:
+            with guard():
+                result = func(*args, **kwargs)
+        except BaseException as error:
+            self.nested -= 1
+            self.raised(plan, pending, start, args, kwargs, error)
+            raise
+        duration = perf_counter_ns() - start
+        self.nested -= 1
+        try:
+            if plan.special == WAIT:
+                self.values.arrived(args[0])
+            if lie is not None:
+                plan = self.found_lie(plan, func, lie, pending)
+            made = (tree_leaves(result),) if plan.special == HIGHER_ORDER else result
+            self.after(plan, pending, seen, named, made, start, duration)
+        except DispatchmonError:
+            raise
+        except Exception as error:
+            self.give_up(error)
+        return result
+
+    def pass_on(self, plan: Plan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any) -> Any:
+        """A tensor subclass handles the operator itself: the event is recorded here, its own operators follow."""
+        pending = self.before(plan, args, kwargs, frame)
+        self.ended(plan, pending, perf_counter_ns(), PASSED_ON)
+        return NotImplemented
+
+    def passed_through(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operator while nothing is recorded, where the mode could not be taken off the stack: it runs as without one."""
+        special = self.plans[func].special
+        if special == COMPOSITE and torch.is_inference_mode_enabled():
+            with self:
+                return call_composite(func, args, kwargs)
+        with GUARDS.get(special, nullcontext)():
+            return func(*args, **kwargs)
+
+    def unrecorded(self, plan: Plan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operator of a phase that was not asked for: it leaves no row, but its writes count."""
+        self.left_out += 1
+        with GUARDS.get(plan.special, nullcontext)():
+            result = func(*args, **kwargs)
+        for position, name, _ in plan.writes:
+            target = args[position] if position < len(args) else kwargs.get(name)
+            self.values.written_all((target,))
+        return result
+
+    def phase(self) -> str:
+        """The phase of the operator in hand."""
+        if graph_task() != -1:
+            return "recompute" if FOREIGN < self.backward_node(running_node()) <= RECOMPUTED else "backward"
+        return "optimizer" if self.tracker.optimizing else "forward"
+
+    # ------------------------------------------------------------------------------------------------- lying schemas
+    def expect_lie(self, args: Any, kwargs: Any, end: int, pending: Pending) -> list[tuple[Tensor, int]]:
+        """Version counters before a custom operator that declares no write."""
+        return [
+            (t, -1 if t.is_inference() else t._version) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)
+        ]
+
+    def found_lie(self, plan: Plan, func: Any, before: list[tuple[Tensor, int]], pending: Pending) -> Plan:
+        """If a version counter moved all the same: mark the rows of the event, and make its values stale."""
+        moved = [t for t, version in before if version >= 0 and t._version != version]
+        if not moved:
+            return plan
+        serials = {tag[0] >> 32 for t in moved if (tag := self.values.tag_of(t)) is not None}
+        written: list[tuple[Tensor, int]] = []
+        rows, at = self.values.rows, len(self.values.rows) - ROW.size
+        while at >= 0:
+            event, argument, geometry, value, label, slot = ROW.unpack_from(rows, at)
+            if event != pending[0]:
+                break
+            if value >> 32 in serials:
+                before_number, after_number = self.plans.lied_about(func, argument)
+                ROW.pack_into(rows, at, event, before_number, geometry, value, label, slot)
+                tensor = next(
+                    t for t in moved if (tag := self.values.tag_of(t)) is not None and tag[0] >> 32 == value >> 32
+                )
+                written.append((tensor, after_number))
+            at -= ROW.size
+        plan = replace(plan, operator=self.plans.liar(func)[0], moves_values=True)
+        note = pending, plan, self.tracker.path, -1
+        for tensor, argument in reversed(written):
+            self.values.wrote(tensor, argument, pending[0], note)
+        seen = [tensor for tensor, _ in written]
+        for tensor in moved:
+            if not any(tensor is one for one in seen):
+                self.values.written(tensor)
+        self.saved.newest_write = max(self.saved.newest_write, pending[3] if pending[3] >= 0 else ALWAYS)
+        return plan
+
+
+never_compile(RecordingMode.__torch_dispatch__)

@@ -1,0 +1,1 @@
+"""Packed batches to an Arrow file."""
