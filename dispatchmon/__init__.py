@@ -29,7 +29,7 @@ from dispatchmon.errors import (
 
 if TYPE_CHECKING:
     from dispatchmon.mode import DispatchMonitor
-    from dispatchmon.observing.alerts import Rule
+    from dispatchmon.observing.rules import Rule
     from dispatchmon.trace import open_trace
 
 __version__ = "0.1.0"
@@ -52,7 +52,11 @@ __all__ = [
 ]
 
 
-_HOMES = {"Rule": "dispatchmon.observing.alerts", "DispatchMonitor": "dispatchmon.mode", "open_trace": "dispatchmon.trace"}
+_HOMES = {
+    "Rule": "dispatchmon.observing.alerts",
+    "DispatchMonitor": "dispatchmon.mode",
+    "open_trace": "dispatchmon.trace",
+}
 
 
 def __getattr__(name: str) -> object:

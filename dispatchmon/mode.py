@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from dispatchmon.errors import MonitorStateError, SettingError, TraceExistsError
-from dispatchmon.observing.alerts import Rule
 from dispatchmon.observing.module_values import module_types_of
+from dispatchmon.observing.rules import Rule
 from dispatchmon.recording.assembly import Recording
 from dispatchmon.schema import PHASES, STATISTICS
 from dispatchmon.settings import Settings, StepPattern, checked
@@ -141,15 +141,15 @@ class DispatchMonitor:
     @property
     def current_step(self) -> int:
         """The step that runs now; 0 outside the block."""
-        return 0 if self._recording is None else self._recording.tracker.step
+        return 0 if self._recording is None else self._recording.tracker.steps.number
 
     def step(self) -> None:
         """End a step. Once this is called, neither an optimizer nor a call of the model ends one."""
         if self._recording is None:
             raise MonitorStateError("step() was called outside the monitor's with block")
-        tracker = self._recording.tracker
-        tracker.manual = True
-        tracker.end_step()
+        steps = self._recording.tracker.steps
+        steps.manual = True
+        steps.end()
 
     def __enter__(self) -> DispatchMonitor:
         if self._recording is not None:
@@ -161,7 +161,7 @@ class DispatchMonitor:
         model = None if self._model is None else self._model()
         load_dynamo()
         with DisableTorchFunction():
-            self._recording = Recording(self, model, self.path, rank, world_size, len(OPEN))
+            self._recording = Recording(self.settings, model, self.path, rank, world_size, len(OPEN), self._failed)
             OPEN.append(self)
             try:
                 self._recording.open()
@@ -175,7 +175,10 @@ class DispatchMonitor:
     ) -> None:
         if (recording := self._left()) is not None:
             recording.explain(error)
-            recording.close(None if kind is None else f"{kind.__name__} in the training loop")
+            recording.close(None if kind is None else f"{kind.__name__} in the training loop", self.quiet)
+
+    def _failed(self, error: BaseException) -> None:
+        self.error = error
 
     def _left(self) -> Recording | None:
         recording, self._recording = self._recording, None
@@ -217,18 +220,17 @@ def free_path(
 
 
 def forget_in_child() -> None:
-    """A forked child (a DataLoader's worker) records nothing and never touches its parent's file."""
+    """See `Recording.abandon`."""
     for monitor in OPEN:
         if monitor._recording is not None:
-            monitor._recording.mode.idle = True
-            monitor._recording.tracker.close()
+            monitor._recording.abandon()
 
 
 def close_at_exit() -> None:
     """A monitor that was entered without a `with` block, in a notebook say, is closed when the program ends."""
     for monitor in reversed(OPEN.copy()):
         if (recording := monitor._left()) is not None:
-            recording.close("the program ended while the monitor was open")
+            recording.close("the program ended while the monitor was open", monitor.quiet)
 
 
 os.register_at_fork(after_in_child=forget_in_child)

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from dispatchmon.errors import SettingError
-from dispatchmon.observing.alerts import Rule
+from dispatchmon.observing.rules import Rule
 from dispatchmon.schema import PHASES, STATISTICS
 
 StepPattern = str | Callable[[int], bool] | None

@@ -17,8 +17,9 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from dispatchmon.packed.batch import Batch
 from dispatchmon.packed.records import EVENT
-from dispatchmon.writing.converter import Batch, Converter
+from dispatchmon.writing.converter import Converter
 
 QUEUED = 2  # batches that may wait
 LOST = "operators that could not be written"

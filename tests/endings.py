@@ -26,7 +26,7 @@ import torch
 import torch._dynamo  # otherwise each child would import it with its first operator
 
 from dispatchmon import DispatchMonitor
-from dispatchmon.recording import assembly as recording
+from dispatchmon.recording import handover
 from dispatchmon.sink import Sink
 from dispatchmon.writing.converter import Converter
 
@@ -223,7 +223,7 @@ def kill_children(folder, how_many):
     For each, the JSON has the time of its death, and of each step the time at which it had ended.
     """
     chance, found = random.Random(0), []
-    recording.BATCH_ROWS = 2000
+    handover.BATCH_ROWS = 2000
     for i in range(how_many):
         log = mmap.mmap(-1, 8 * 100_000)
         if (pid := os.fork()) == 0:
@@ -245,8 +245,8 @@ def kill_children(folder, how_many):
 
 
 def main(folder, names):
-    recording.BATCH_ROWS = 100
-    recording.BATCH_NS = 100_000_000
+    handover.BATCH_ROWS = 100
+    handover.BATCH_NS = 100_000_000
     if names[0] == "kill":
         kill_children(folder, int(names[1]))
         return

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dispatchmon.memory.cells import MOST_CELLS, as_cells, elements, is_exact, runs_of, sizes_of, stretches, unpacked
-from dispatchmon.statistics.table import map_of
+from dispatchmon.statistics.maps import map_of
 from recorded import only, record
 
 INF = float("inf")

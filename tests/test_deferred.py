@@ -13,9 +13,10 @@ from torch import nn
 
 from dispatchmon import DispatchMonitor, NonFiniteError, open_trace
 from dispatchmon.memory.cells import runs_of
-from dispatchmon.statistics import reductions
+from dispatchmon.packed import totals as reductions
 from dispatchmon.statistics.deferred import Deferred, merged, of_piece
-from dispatchmon.statistics.table import Statistics, layout_of
+from dispatchmon.statistics.layout import layout_of
+from dispatchmon.statistics.table import Statistics
 from recorded import STATISTICS, rows_of
 
 OF_THE_RUN = {"start_ns", "duration_ns", "storage", "cells", *STATISTICS}
@@ -169,8 +170,8 @@ def test_a_killed_program_leaves_what_was_on_the_device(tmp_path):
 KILLED = """
 import os, sys, time, torch
 from dispatchmon import DispatchMonitor
-from dispatchmon.recording import assembly as recording
-recording.BATCH_NS = 200_000_000
+from dispatchmon.recording import handover
+handover.BATCH_NS = 200_000_000
 with DispatchMonitor(None, sys.argv[1], quiet=True):
     torch.arange(7.0)
     time.sleep(1.5)

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from dispatchmon import DispatchMonitor
-from dispatchmon.recording import assembly as recording
+from dispatchmon.recording import handover
 from dispatchmon.schema import parts_folder
 from dispatchmon.trace import open_trace
 
 
 @pytest.fixture(autouse=True)
 def _small_batches(monkeypatch):
-    monkeypatch.setattr(recording, "BATCH_ROWS", 50)
+    monkeypatch.setattr(handover, "BATCH_ROWS", 50)
 
 
 def size_of(folder: Path) -> int:
@@ -127,7 +127,7 @@ def test_steps_that_are_not_recorded_do_not_count(tmp_path):
 
 def test_large_steps_in_many_parts(tmp_path, monkeypatch):
     """A step that fills several batches is kept whole."""
-    monkeypatch.setattr(recording, "BATCH_ROWS", 3)
+    monkeypatch.setattr(handover, "BATCH_ROWS", 3)
     path = tmp_path / "trace.arrow"
     run(path, 40, keep_last=2)
     assert [row["step"] for row in open_trace(path).scan(["step"]).read_all().to_pylist()] == [38] * 4 + [39] * 4

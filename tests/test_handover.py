@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from dispatchmon import DispatchMonitor
-from dispatchmon.recording import assembly as recording
+from dispatchmon.recording import handover
 from dispatchmon.trace import open_trace
 from recorded import rows_of
 
@@ -60,8 +60,8 @@ def comparable(rows):
 def test_small_batches_and_copies_change_nothing(tmp_path, monkeypatch):
     """Cut into many batches, and copied while operators run, a trace has the same rows as one from a single batch."""
     whole = recorded(tmp_path / "whole.arrow", steps=30)
-    monkeypatch.setattr(recording, "BATCH_ROWS", 700)
-    monkeypatch.setattr(recording, "BATCH_NS", 1_000_000)
+    monkeypatch.setattr(handover, "BATCH_ROWS", 700)
+    monkeypatch.setattr(handover, "BATCH_NS", 1_000_000)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -75,7 +75,7 @@ def test_small_batches_and_copies_change_nothing(tmp_path, monkeypatch):
 @pytest.mark.parametrize("verify", [False, True])
 def test_an_idle_program_is_written_after_one_interval(tmp_path, monkeypatch, verify):
     """What was recorded before the program stood still is on disk, and is not written again later."""
-    monkeypatch.setattr(recording, "BATCH_NS", 50_000_000)
+    monkeypatch.setattr(handover, "BATCH_NS", 50_000_000)
     path, x = tmp_path / "trace.arrow", torch.ones(2)
     with DispatchMonitor(None, path, quiet=True, verify_values=verify):
         for _ in range(10):
@@ -91,7 +91,7 @@ def test_an_idle_program_is_written_after_one_interval(tmp_path, monkeypatch, ve
 
 def test_a_long_operator_does_not_keep_back_what_came_before(tmp_path, monkeypatch):
     """Inside one long operator what came before it is on disk; the operator follows when it is over, once."""
-    monkeypatch.setattr(recording, "BATCH_NS", 50_000_000)
+    monkeypatch.setattr(handover, "BATCH_NS", 50_000_000)
     path, seen = tmp_path / "trace.arrow", []
 
     @torch.library.custom_op("dispatchmon_tests::slow", mutates_args=())
@@ -113,7 +113,7 @@ def test_a_long_operator_does_not_keep_back_what_came_before(tmp_path, monkeypat
 
 def test_an_undeclared_write_is_found_after_a_copy(tmp_path, monkeypatch):
     """A value that changed unseen is reported although the row that noticed it was written from a copy."""
-    monkeypatch.setattr(recording, "BATCH_NS", 50_000_000)
+    monkeypatch.setattr(handover, "BATCH_NS", 50_000_000)
     path, x = tmp_path / "trace.arrow", torch.ones(2)
     memory = x.numpy()
     with DispatchMonitor(None, path, quiet=True, verify_values=True):

@@ -66,12 +66,12 @@ def test_a_forked_child_trains_unrecorded(tmp_path):
         optimizer.step()
 
     def child():
-        before = len(monitor._recording.mode.events)
+        before = len(monitor._recording.buffer.packed)
         for _ in range(3):
             step()
         monitor.step()
         step()
-        os._exit(0 if len(monitor._recording.mode.events) == before and monitor._recording.mode.idle else 1)
+        os._exit(0 if len(monitor._recording.buffer.packed) == before and monitor._recording.buffer.idle else 1)
 
     with DispatchMonitor(model, tmp_path / "trace.arrow", quiet=True) as monitor:
         step()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from dispatchmon.operators.plans import UNDECLARED_WRITES
+from dispatchmon.operators.schemas import UNDECLARED_WRITES
 
 for _name in ("torch.distributed", "torch._inductor", "torch.distributed._functional_collectives",
               "torch._inductor.inductor_prims", "torch.distributed._symmetric_memory"):  # fmt: skip

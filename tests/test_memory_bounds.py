@@ -12,12 +12,12 @@ from dispatchmon.writing.converter import Converter
 PROGRAM = """
 import os, sys, torch
 from dispatchmon import DispatchMonitor
-from dispatchmon.writing import converter as batches
-from dispatchmon.recording import assembly as recording
+from dispatchmon.recording import handover
+from dispatchmon.writing import contexts
 from dispatchmon.packed.tables import Tables
 
-recording.BATCH_ROWS, Tables.MOST, batches.MOST_NODES = 2000, 4000, 4000
-recording.BATCH_SLOTS = 6000
+handover.BATCH_ROWS, Tables.MOST, contexts.MOST_NODES = 2000, 4000, 4000
+handover.BATCH_SLOTS = 6000
 torch.set_num_threads(1)
 page = os.sysconf("SC_PAGE_SIZE")
 
@@ -36,7 +36,7 @@ with DispatchMonitor(None, sys.argv[1], quiet=True) as monitor:
             recording = monitor._recording
             converter = recording.sink.converter
             tables = {n: len(c.array) for t in converter.columns.values() for n, c in t.items()}
-            sizes.append((resident(), max(tables.values()), len(converter.contexts), len(converter.nodes)))
+            sizes.append((resident(), max(tables.values()), len(converter.contexts.packed), len(converter.contexts.nodes)))
 for size in sizes:
     print(*size)
 """

@@ -20,7 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from dispatchmon import DispatchMonitor, mode, module_tracker
+from dispatchmon import DispatchMonitor, mode
+from dispatchmon.attribution import module_calls
 from dispatchmon.recording.dispatch import RecordingMode
 from programs import PROGRAMS
 from recorded import needs_one_detach
@@ -235,7 +236,7 @@ def surroundings():
         "grad mode": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
         "function modes": torch._C._len_torch_function_stack(),
         "threads": sorted(thread.name for thread in threading.enumerate()),
-        "open": (list(mode.OPEN), list(module_tracker.TRACKERS), list(module_tracker.WRAPPERS)),
+        "open": (list(mode.OPEN), list(module_calls.TRACKERS), list(module_calls.WRAPPERS)),
         "recording modes": sum(isinstance(each, RecordingMode) for each in gc.get_objects()),
     }  # fmt: skip
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from dispatchmon import DispatchMonitor
-from dispatchmon.recording import assembly as recording
+from dispatchmon.recording import handover
 from dispatchmon.sink import QUEUED
 from dispatchmon.trace import open_trace
 from dispatchmon.writing.writer import TraceWriter
@@ -208,7 +208,7 @@ def test_a_full_disk(tmp_path):
 
 def test_the_loop_waits_for_a_slow_disk(tmp_path, monkeypatch):
     """No more than the queue's batches are in memory, the loop waits for the disk, and the statement says how long."""
-    monkeypatch.setattr(recording, "BATCH_ROWS", 20)
+    monkeypatch.setattr(handover, "BATCH_ROWS", 20)
     write = TraceWriter.write
 
     def slowly(self, batch):
@@ -230,7 +230,7 @@ def test_the_loop_waits_for_a_slow_disk(tmp_path, monkeypatch):
 
 def test_max_bytes_stops_and_says_so(tmp_path, monkeypatch, capfd):
     """The trace stays below the size, closed, and says at which step it stopped; the closing line says it too."""
-    monkeypatch.setattr(recording, "BATCH_ROWS", 200)
+    monkeypatch.setattr(handover, "BATCH_ROWS", 200)
     path, x = tmp_path / "trace.arrow", torch.ones(2)
     with DispatchMonitor(None, path, max_bytes=60_000) as monitor:
         for i in range(2000):
@@ -247,7 +247,7 @@ def test_max_bytes_stops_and_says_so(tmp_path, monkeypatch, capfd):
 
 def test_unwritable_while_open_is_the_same_error_as_at_the_end(tmp_path, monkeypatch):
     """`monitor.error` is there as soon as it is known, and stays."""
-    monkeypatch.setattr(recording, "BATCH_ROWS", 20)
+    monkeypatch.setattr(handover, "BATCH_ROWS", 20)
     path, x = tmp_path / "trace.arrow", torch.ones(2)
     monitor = DispatchMonitor(None, path, quiet=True)
     with pytest.warns(RuntimeWarning, match="it was deleted or replaced") as caught, monitor:  # noqa: PT031

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dispatchmon.statistics import reductions as r
+from dispatchmon.packed import totals as r
 from dispatchmon.statistics import table as s
 
 BACKENDS = [

@@ -10,6 +10,7 @@ from types import CodeType, FrameType
 
 from torch.optim.optimizer import Optimizer
 
+from dispatchmon.packed.source_lines import described
 from dispatchmon.packed.tables import Table
 from dispatchmon.torch_internals import ENGINE_CODE, OURS, TORCH, graph_task, has_step_hooks
 
@@ -107,11 +108,3 @@ class Sources:
                 return self.number(frame.f_code, frame.f_lasti)
             frame = frame.f_back
         return 0
-
-
-def described(code: CodeType, instruction: int) -> str:
-    """`train.py:31 in forward`."""
-    line = next(
-        (at for start, end, at in code.co_lines() if start <= instruction < end and at is not None), code.co_firstlineno
-    )
-    return f"{os.path.basename(code.co_filename)}:{line} in {code.co_name}"

@@ -15,18 +15,19 @@ from typing import Any, Final, NamedTuple
 from dispatchmon.attribution.sources import Sources
 from dispatchmon.errors import HazardError
 from dispatchmon.operators.effects import STILL, UNSEEN
-from dispatchmon.operators.plans import Plan
-from dispatchmon.packed.records import EVENT, NOT_ASKED, ROW
+from dispatchmon.operators.plan import Plan
+from dispatchmon.packed.records import EVENT, NOT_ASKED, ROW, Pending
 from dispatchmon.packed.tables import Tables
-from dispatchmon.values.values import LABEL, VALUE, Values
+from dispatchmon.values.tags import LABEL, VALUE
+from dispatchmon.values.values import Values
 from dispatchmon.words.hazards import sentence
 
 MOST_SAID = 100  # warnings of one run
 
 
-# A write, as the hot path notes it: the event as it is packed (event, arguments, context, number, node, source), the plan
-# of its operator, the module, and the number of the autograd.Function whose forward wrote, or -1.
-Note = tuple[tuple[int, int, int, int, int, int], Plan, str | None, int]
+# A write, as the hot path notes it: the event, the plan of its operator, the module, and the number of the
+# autograd.Function whose forward wrote, or -1.
+Write = tuple[Pending, Plan, str | None, int]
 PENDING: Final = 0
 PLAN: Final = 1
 PATH: Final = 2
@@ -55,7 +56,7 @@ class Hazards:
     def add(
         self,
         kind: str,
-        note: Note,
+        write: Write,
         entry: Any,
         tag: list[Any] | None,
         victim: Victim | None,
@@ -68,8 +69,8 @@ class Hazards:
         A finding.
 
         Args:
-            kind: one of DESIGN's kinds of findings.
-            note: the write.
+            kind: as in `docs/audit.md`.
+            write: who wrote.
             entry: of `Values.geometries`, of the tensor that was written.
             tag: of its memory.
             victim: who lost something, if that is known.
@@ -93,13 +94,15 @@ class Hazards:
             entry = self.values.geometries[entry[3]]
         value, label = (tag[VALUE], tag[LABEL]) if tag is not None else (-1, 0)
         literal = self.tables.literals.add(text)
-        self.found.append((note, argument, entry[0], value, label, literal, -1 if victim is None else victim.event))
+        self.found.append((write, argument, entry[0], value, label, literal, -1 if victim is None else victim.event))
         if self.action != "record" and not quiet:
-            self.say(kind, note, entry, tag, victim, loud, details)
+            self.say(kind, write, entry, tag, victim, loud, details)
 
-    def say(self, kind: str, note: Note, entry: Any, tag: Any, victim: Victim | None, loud: bool, details: Any) -> None:
+    def say(
+        self, kind: str, write: Write, entry: Any, tag: Any, victim: Victim | None, loud: bool, details: Any
+    ) -> None:
         """Warn or raise, once for each place."""
-        pending, plan, path, _ = note
+        pending, plan, path, _ = write
         place = kind, plan.operator, path, pending[5], victim and victim[1:]
         if place in self.said or len(self.said) > MOST_SAID:
             return
@@ -115,7 +118,7 @@ class Hazards:
             raise HazardError(text)
         warnings.warn(f"dispatchmon: {text}", RuntimeWarning, stacklevel=6)
 
-    def nobody(self, plan: Plan, pending: Any, path: str | None) -> Note:
+    def nobody(self, plan: Plan, pending: Any, path: str | None) -> Write:
         """The write that this operator was the first to notice."""
         operator = self.unknown.get(plan.name)
         if operator is None:
@@ -128,11 +131,11 @@ class Hazards:
     def pack(self, events: bytearray, rows: bytearray, number: Any) -> dict[int, tuple[int, int]]:
         """Append what was found to the records of a batch; (event that wrote, event of the victim) by event of the finding."""
         causes: dict[int, tuple[int, int]] = {}
-        for note, argument, geometry, value, label, literal, victim in self.found:
-            event, _, context, place, node, source = note[PENDING]
+        for write, argument, geometry, value, label, literal, victim in self.found:
+            event, _, context, place, node, source = write[PENDING]
             source = source if source >= self.tables.sources.base else 0
             mine = number()
-            events.extend(EVENT.pack(mine, note[PLAN].operator, literal, context, place, node, source, 0, 0))
+            events.extend(EVENT.pack(mine, write[PLAN].operator, literal, context, place, node, source, 0, 0))
             rows.extend(ROW.pack(mine, argument, geometry, value, label, NOT_ASKED))
             causes[mine] = event, victim
         self.found.clear()

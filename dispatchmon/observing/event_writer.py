@@ -14,9 +14,9 @@ from torch import Tensor
 
 from dispatchmon.errors import DispatchmonError
 from dispatchmon.observing.alerts import Alerts, Hit
+from dispatchmon.packed.events import EventBuffer
 from dispatchmon.packed.records import ALERT, EVENT, NOT_ASKED, ROW
 from dispatchmon.packed.tables import Tables
-from dispatchmon.recording.dispatch import RecordingMode
 from dispatchmon.torch_internals import DisableTorchFunction, local_part
 from dispatchmon.values.values import Values
 
@@ -29,9 +29,15 @@ class EventWriter:
     """Writes one event after the other into the buffers of a recording."""
 
     def __init__(
-        self, mode: RecordingMode, values: Values, tables: Tables, alerts: Alerts | None, sees_writes: bool
+        self, buffer: EventBuffer, values: Values, tables: Tables, alerts: Alerts | None, sees_writes: bool
     ) -> None:
-        self.mode, self.values, self.tables, self.alerts, self.sees_writes = mode, values, tables, alerts, sees_writes
+        self.buffer, self.values, self.tables, self.alerts, self.sees_writes = (
+            buffer,
+            values,
+            tables,
+            alerts,
+            sees_writes,
+        )
         self.operators: dict[tuple[str, str], int] = {}
         self.arguments: dict[tuple[str, str], int] = {}
         self.failures = 0  # events of which something could not be recorded
@@ -39,7 +45,7 @@ class EventWriter:
     @property
     def active(self) -> bool:
         """Whether this step is recorded."""
-        return not self.mode.idle
+        return not self.buffer.idle
 
     def operator(self, name: str, kind: str) -> int:
         """Number of what an event is called."""
@@ -76,10 +82,10 @@ class EventWriter:
             DispatchmonError: a rule was met that asks for it.
         """
         entered = perf_counter_ns()
-        mode, values = self.mode, self.values
+        buffer, values = self.buffer, self.values
         if not self.sees_writes:
             values.new_epoch()
-        event = mode.event_of()
+        event = buffer.next_number()
         asked, touched = (values.measuring, values.reason), values.touched
         values.measuring, values.reason = values.statistics is not None, NOT_ASKED
         first = len(values.rows)
@@ -93,24 +99,24 @@ class EventWriter:
             self.failures += 1
         finally:
             (values.measuring, values.reason), values.touched = asked, touched  # to look is not to read
-            mode.add_event(pack_event(event, operator, 0, context, -1, node, source, start, duration))
+            buffer.add(pack_event(event, operator, 0, context, -1, node, source, start, duration))
         hits = [] if self.alerts is None else self.alerts.check(subject, values, first)
         for hit in hits:
             self.write_alert(hit, event, operator, context, node, source)
         now = perf_counter_ns()
-        mode.own_ns += now - entered
-        if (len(values.rows) > mode.full or now > mode.deadline) and not mode.nested:
-            mode.flush()
+        buffer.own_ns += now - entered
+        if (len(values.rows) > buffer.full or now > buffer.deadline) and not buffer.nested:
+            buffer.flush()
         if hits:
             self.alerts.announce(hits)  # type: ignore[union-attr]
 
     def write_alert(self, hit: Hit, cause: int, operator: int, context: int, node: int, source: int) -> None:
         """The row that met a rule once more, as an event of its own."""
         name = next(name for (name, _), number in self.operators.items() if number == operator)
-        event = self.mode.event_of()
+        event = self.buffer.next_number()
         self.values.add_row(pack_row(event, *ROW.unpack(hit.row)[1:]))
         literal = self.tables.literals.add(hit.as_json())
-        self.mode.add_event(
+        self.buffer.add(
             pack_event(
                 event,
                 self.operator(name, "alert"),

@@ -9,7 +9,6 @@ a tensor, a module or a node alive.
 from __future__ import annotations
 
 import weakref
-from collections import UserDict
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from itertools import islice
@@ -20,14 +19,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import unserializable_hook
 
+from dispatchmon.attribution.nodes import BackwardNodes
 from dispatchmon.module_tracker import ModuleTracker
 from dispatchmon.observing.event_writer import UNTIMED, EventWriter, Seen
 from dispatchmon.packed.records import FOREIGN, LIVE, RECOMPUTED
-from dispatchmon.torch_internals import DisableTorchFunction, graph_task, never_compile, recomputing, running_node
+from dispatchmon.torch_internals import DisableTorchFunction, graph_task, never_compile, recomputing
+from dispatchmon.values.containers import ATOMS, DEEPEST, members
 
-DEEPEST = 6  # of containers inside containers
 MOST_MEMBERS = 1024  # of one container that are looked at
-ATOMS = frozenset({int, float, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size})
 
 
 class Call(NamedTuple):
@@ -52,12 +51,13 @@ class ModuleValues:
         self,
         writer: EventWriter,
         tracker: ModuleTracker,
+        nodes: BackwardNodes,
         names: Sequence[str],
         types: Sequence[str],
         phases: Iterable[str],
         line: Any,
     ) -> None:
-        self.writer, self.tracker, self.line = writer, tracker, line
+        self.writer, self.tracker, self.nodes, self.line = writer, tracker, nodes, line
         self.names, self.types, self.phases = tuple(names), tuple(types), frozenset(phases)
         self.operators: dict[tuple[str, type], int] = {}  # -1: not asked for
         self.calls: list[Call] = []
@@ -87,12 +87,11 @@ class ModuleValues:
         operator = self.operator_of(name, kind)
         if operator < 0 or not self.writer.active:
             return
-        context, tracker = self.tracker.context, self.tracker
+        context, tracker = self.tracker.contexts.current, self.tracker
         node, phase, again = LIVE, "forward", False
         if graph_task() != -1:
             again = recomputing()
-            code = self.writer.mode.backward_node(running_node())
-            phase = "recompute" if FOREIGN < code <= RECOMPUTED else "backward"
+            phase = self.nodes.phase(optimizing=False)
             node = RECOMPUTED if phase == "recompute" else FOREIGN - context
         watch = "backward" in self.phases and torch.is_grad_enabled() and not again
         shown = phase in self.phases
@@ -115,7 +114,7 @@ class ModuleValues:
                 self.see(call, "input", [("input", args), ("kwargs", kwargs)], watch, UNTIMED)
             except Exception as error:
                 self.writer.guarded(error)
-        own = self.writer.mode.own_ns
+        own = self.writer.buffer.own_ns
         self.calls[-1] = call._replace(start=perf_counter_ns(), own=own)
 
     def after(self, output: Any) -> None:
@@ -129,7 +128,7 @@ class ModuleValues:
         watch = call.watch and torch.is_grad_enabled()
         if output is None or not self.writer.active or not (call.shown or watch):
             return
-        duration = perf_counter_ns() - call.start - (self.writer.mode.own_ns - call.own)
+        duration = perf_counter_ns() - call.start - (self.writer.buffer.own_ns - call.own)
         try:
             self.see(call, "output", [("output", output)], watch, max(duration, 0))
         except Exception as error:
@@ -146,7 +145,7 @@ class ModuleValues:
                         seen.append((self.writer.argument(role, where), tensor))
                     if watch and tensor.requires_grad:
                         self.watch(call, self.writer.argument(f"grad_{role}", where), tensor)
-        self.writer.mode.own_ns += perf_counter_ns() - entered
+        self.writer.buffer.own_ns += perf_counter_ns() - entered
         if call.shown:
             self.writer.write(
                 call.operator, call.context, call.node, call.source, call.start, duration, seen, call.name
@@ -198,19 +197,6 @@ class ModuleValues:
             return
         if tensor.is_leaf:
             self.leaf_handles.append(handle)
-
-
-def members(value: Any) -> Iterator[tuple[str, Any]]:
-    """(name, member) of a container; nothing of any other object."""
-    if isinstance(value, (dict, UserDict)):  # transformers' ModelOutput and BatchEncoding, too
-        return ((f".{key}" if isinstance(key, str) else f"[{key!r}]", member) for key, member in value.items())
-    if isinstance(value, (list, tuple)):
-        fields = getattr(value, "_fields", None)
-        if fields:
-            return ((f".{name}", member) for name, member in zip(fields, value))  # noqa: B905
-        return ((f"[{i}]", member) for i, member in enumerate(value))
-    declared = getattr(type(value), "__dataclass_fields__", {})
-    return ((f".{name}", getattr(value, name, None)) for name in declared)
 
 
 def is_of(kind: type, types: Sequence[str]) -> bool:

@@ -7,7 +7,6 @@ each operator; only if it grew, the rows of the event are looked at.
 
 from __future__ import annotations
 
-import gc
 import math
 import time
 import warnings
@@ -16,14 +15,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch.utils._pytree import tree_leaves
 
 from dispatchmon.errors import NonFiniteError
-from dispatchmon.operators.plans import Plan, Plans
+from dispatchmon.observing.scaler import Scaler
+from dispatchmon.operators.plan import Plan
+from dispatchmon.operators.plans import Plans
 from dispatchmon.packed.records import EMPTY, EVENT_FIELDS, LIVE, ROW, ROW_FIELDS
+from dispatchmon.packed.totals import COUNT, INF, MAX, MIN, NAN, POSINF
 from dispatchmon.schema import PHASES
-from dispatchmon.statistics.reductions import COUNT, INF, MAX, MIN, NAN, POSINF
 from dispatchmon.statistics.table import Statistics
 from dispatchmon.words import nonfinite as sentences
 from dispatchmon.writing.converter import Converter
@@ -42,7 +42,7 @@ class Spoiled:
     events: bytes | None = None  # the packed events of its batch, if that was handed over since
 
 
-class Watch:
+class FirstNonFinite:
     """
     Looks at each event in which NaN or Inf was measured, and speaks up at the first that made some.
 
@@ -67,7 +67,7 @@ class Watch:
         self.statistics, self.plans, self.raises, self.catch_up = statistics, plans, raises, catch_up
         self.seen = 0  # of the NaN and Inf that were measured
         self.spoke = False
-        self.scaled: bool | None = None
+        self.scaler = Scaler()
 
     def look(self, rows: bytearray, plan: Plan, pending: Any, args: Any, kwargs: Any) -> Spoiled | None:
         """Look at the rows of the event in hand: did it make a NaN or Inf?"""
@@ -106,7 +106,7 @@ class Watch:
         nan = next((v for v in spoiled if v["counts"]["n"]), None)
         if any(v["nonfinite"] for v in inputs) and (nan is None or any(v["counts"]["n"] for v in inputs)):
             return None
-        if nan is None and pending[4] != LIVE and self.a_scaler_is_at_work():
+        if nan is None and pending[4] != LIVE and self.scaler.at_work():
             return None
         self.spoke = True
         return Spoiled(pending, nan or spoiled[0], inputs)
@@ -149,13 +149,6 @@ class Watch:
                 found |= {"min": float(row[MIN]), "max": float(row[MAX])}
         return found
 
-    def a_scaler_is_at_work(self) -> bool:
-        """Whether a GradScaler lives: then a gradient that overflows is no accident. Looked up once."""
-        if self.scaled is None:
-            kind = torch.amp.GradScaler
-            self.scaled = any(issubclass(type(each), kind) and each.is_enabled() for each in gc.get_objects())
-        return self.scaled
-
     # ------------------------------------------------------------------------------------------------- the sentence
     def speak(self, spoiled: Spoiled) -> None:
         """
@@ -175,16 +168,16 @@ class Watch:
         converter, packed = self.catch_up()
         packed = spoiled.events or packed
         events = np.frombuffer(packed, np.int64).reshape(-1, EVENT_FIELDS)
-        columns = converter.columns
+        columns, contexts = converter.columns, converter.contexts
 
         def at(table: str, column: str, number: int) -> Any:
             return columns[table][column].take(np.array([number]))[0].as_py()
 
-        places, phases, forward_events, known, sources = converter.places(
+        places, phases, forward_events, known, sources = contexts.of(
             np.array([context]), np.array([node]), np.array([source])
         )
-        module = int(converter.contexts[places[0]][0])
-        step = int(converter.contexts[context - converter.context_base][2])
+        module = int(contexts.packed[places[0]][0])
+        step = int(contexts.packed[context - contexts.base][2])
         float_inputs = [
             v
             for v in spoiled.inputs

@@ -22,7 +22,7 @@ from dispatchmon.module_tracker import ModuleTracker
 from dispatchmon.observing.event_writer import UNTIMED, EventWriter, Seen
 from dispatchmon.observing.module_values import is_of
 from dispatchmon.packed.records import FOREIGN, FORWARD, LIVE, NO_STORAGE, OPTIMIZER, ROW
-from dispatchmon.statistics.reductions import NORM
+from dispatchmon.packed.totals import NORM
 from dispatchmon.statistics.updates import Updates
 from dispatchmon.torch_internals import DisableTorchFunction, after_backward, graph_task, local_part, never_compile
 
@@ -76,11 +76,11 @@ class ParameterValues:
         if found is None:
             parts = owner.split(".") if owner else []
             around = [".".join(parts[:i]) for i in range(len(parts) + 1)]
-            found = any(self.tracker.matches(each) for each in around)
+            found = any(self.tracker.names.matches(each) for each in around)
             if self.types:
                 kinds = [
                     type(module)
-                    for known in self.tracker.known.values()
+                    for known in self.tracker.names.known.values()
                     if (module := known.module()) is not None and not set(around).isdisjoint(known.names)
                 ]
                 found = found and any(is_of(kind, self.types) for kind in kinds)
@@ -89,10 +89,10 @@ class ParameterValues:
 
     def learn(self) -> None:
         """Without a model: the names of the parameters of what was called."""
-        if self.tracker.model is not None or self.learned == len(self.tracker.known):
+        if self.tracker.names.model is not None or self.learned == len(self.tracker.names.known):
             return
-        self.learned = len(self.tracker.known)
-        for known in list(self.tracker.known.values()):
+        self.learned = len(self.tracker.names.known)
+        for known in list(self.tracker.names.known.values()):
             if (module := known.module()) is not None:
                 for key, parameter in module._parameters.items():
                     if parameter is not None:
@@ -112,7 +112,7 @@ class ParameterValues:
     def context(self, name: str, phase: int) -> int:
         """The module that owns a parameter, as a place."""
         owner = name.rpartition(".")[0]
-        module = self.tracker.number(owner) if not name.startswith("param_groups[") else 0
+        module = self.tracker.names.number(owner) if not name.startswith("param_groups[") else 0
         return self.tracker.add_context(module, -1, phase, None)
 
     def seen(self, role: str, arg: str, tensor: Tensor, name: str) -> Seen:
@@ -155,13 +155,13 @@ class ParameterValues:
     def see_before(self, optimizer: Optimizer) -> None:
         self.learn()
         # A closure computes the gradients inside the step; a fused optimizer unscales them there, in place.
-        self.late = self.tracker.has_closure or getattr(optimizer, "grad_scale", None) is not None
+        self.late = self.tracker.steps.has_closure or getattr(optimizer, "grad_scale", None) is not None
         operator, source = self.writer.operator(type(optimizer).__name__, "parameter"), self.line()
         self.before_norms.clear()
         kept: list[Tensor] = []
         for parameter, name in self.of_optimizer(optimizer):
             gradient = parameter.grad
-            if gradient is None and not (self.tracker.has_closure and parameter.requires_grad):
+            if gradient is None and not (self.tracker.steps.has_closure and parameter.requires_grad):
                 continue
             seen = [self.seen("value", "value", parameter, name)]
             if gradient is not None and not self.late:

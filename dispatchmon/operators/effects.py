@@ -1,7 +1,7 @@
 """
 What an operator does to memory, beyond what it writes: whether it keeps the old content, or reads content at all.
 
-The tables are by operator, not by overload. They decide which writes take something from somebody (`borders.py`).
+The tables are by operator, not by overload. They decide which writes take something from somebody (`hazards/overwrites.py`).
 """
 
 from __future__ import annotations

@@ -16,6 +16,9 @@ POSITION = Struct("2q")  # autograd number, context: nodes from that number on w
 
 EVENT_FIELDS, ROW_FIELDS, CONTEXT_FIELDS, POSITION_FIELDS = 9, 6, 7, 2
 
+Pending = tuple[int, int, int, int, int, int]
+"""An event before it is complete: event, arguments, context, number, node, source."""
+
 # Phases, by number: the order of schema.PHASES.
 FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER = range(4)
 

@@ -41,8 +41,8 @@ class Table:
         return self.base, list(self.new)
 
 
-PLAIN = ("operators", "arguments", "literals", "geometries", "labels", "modules", "sources")
-PACKED = ("contexts", "positions")
+LISTS = ("operators", "arguments", "literals", "geometries", "labels", "modules", "sources")
+BUFFERS = ("contexts", "positions")
 
 
 class Tables:
@@ -63,8 +63,8 @@ class Tables:
 
     def take(self) -> dict[str, Any]:
         """What was added since the last call, by table."""
-        new: dict[str, Any] = {name: getattr(self, name).take() for name in PLAIN}
-        for name in PACKED:
+        new: dict[str, Any] = {name: getattr(self, name).take() for name in LISTS}
+        for name in BUFFERS:
             buffer = getattr(self, name)
             new[name] = bytes(buffer)
             buffer.clear()
@@ -72,5 +72,5 @@ class Tables:
 
     def copy(self) -> dict[str, Any]:
         """The same, but it stays new."""
-        new: dict[str, Any] = {name: getattr(self, name).copy() for name in PLAIN}
-        return new | {name: bytes(getattr(self, name)) for name in PACKED}
+        new: dict[str, Any] = {name: getattr(self, name).copy() for name in LISTS}
+        return new | {name: bytes(getattr(self, name)) for name in BUFFERS}

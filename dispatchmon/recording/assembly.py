@@ -1,44 +1,47 @@
-"""One stretch of recording: how the rooms of the library are joined, from entering a monitor to leaving it."""
+"""One stretch of recording: how the rooms are joined, from entering a monitor to leaving it."""
 
 from __future__ import annotations
 
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
+from dispatchmon.attribution.nodes import BackwardNodes
 from dispatchmon.attribution.sources import Sources
-from dispatchmon.hazards.borders import Borders
 from dispatchmon.hazards.findings import Hazards
-from dispatchmon.hazards.refusals import explain_refusal
-from dispatchmon.hazards.saved_values import ALWAYS, MODIFIED, SavedValues
+from dispatchmon.hazards.histories import Histories
+from dispatchmon.hazards.makers import Makers
+from dispatchmon.hazards.overwrites import Overwrites
+from dispatchmon.hazards.refusals import Refusals
+from dispatchmon.hazards.refused_reads import explain
+from dispatchmon.hazards.saved_values import SavedValues
 from dispatchmon.module_tracker import ModuleTracker
 from dispatchmon.observing.alerts import Alerts
 from dispatchmon.observing.event_writer import EventWriter
 from dispatchmon.observing.module_values import ModuleValues
-from dispatchmon.observing.on_nonfinite import Spoiled, Watch, wait_for
+from dispatchmon.observing.on_nonfinite import FirstNonFinite, Spoiled, wait_for
 from dispatchmon.observing.parameter_values import ParameterValues
 from dispatchmon.operators.plans import Plans
-from dispatchmon.packed.records import ROW
+from dispatchmon.packed.events import EventBuffer
 from dispatchmon.packed.tables import Tables
+from dispatchmon.recording import handover
 from dispatchmon.recording.dispatch import RecordingMode
 from dispatchmon.recording.handover import Handover
 from dispatchmon.recording.metadata import metadata
+from dispatchmon.recording.switch import Switch
 from dispatchmon.schema import PHASES
+from dispatchmon.settings import Settings
 from dispatchmon.sink import Sink
 from dispatchmon.statistics.table import Statistics
-from dispatchmon.torch_internals import (
-    DisableTorchFunction,
-    current_dispatch_mode,
-    take_higher_order_operators,
-    take_off_stack,
-)
+from dispatchmon.torch_internals import DisableTorchFunction
 from dispatchmon.values.names import ParameterNames, owned_by
 from dispatchmon.values.values import Values
 from dispatchmon.words.closing_line import closing_line
@@ -46,89 +49,98 @@ from dispatchmon.writing.converter import Converter
 from dispatchmon.writing.flight_recorder import FlightRecorder
 from dispatchmon.writing.writer import TraceWriter
 
-if TYPE_CHECKING:
-    from dispatchmon.mode import DispatchMonitor
-
-BATCH_ROWS = 1 << 15
-BATCH_SLOTS = BATCH_ROWS + (1 << 14)  # one operator can see many tensors, and a batch ends only between operators
-BATCH_NS = 5_000_000_000  # a batch is handed over after this time, full or not
-
 
 class Recording:
-    """One stretch from entering a monitor to leaving it."""
+    """
+    One stretch from entering a monitor to leaving it.
+
+    Args:
+        settings: what to record.
+        model: whose names are used.
+        path: the file to write.
+        rank, world_size: of this process.
+        level: how many monitors are open already.
+        failed: called with what stops the recording.
+    """
 
     def __init__(
-        self, monitor: DispatchMonitor, model: nn.Module | None, path: Path, rank: int, world_size: int, level: int
+        self,
+        settings: Settings,
+        model: nn.Module | None,
+        path: Path,
+        rank: int,
+        world_size: int,
+        level: int,
+        failed: Callable[[BaseException], None],
     ) -> None:
-        settings = monitor.settings
-        self.monitor, self.settings, self.model, self.path = monitor, settings, model, path
+        self.settings, self.model, self.path, self.on_failure = settings, model, path, failed
         self.pid = os.getpid()
         self.start = perf_counter_ns()
-        self.tables = Tables()
-        self.statistics = Statistics(BATCH_SLOTS) if settings.stats else None
+        self.warned = False
+        self.stance: Any = None  # of torch.compile
+        self.dispatches = "ops" in settings.record
+        # What is packed, and what the integers stand for.
+        self.buffer, self.tables = EventBuffer(), Tables()
+        self.buffer.flush = self.flush
+        self.statistics = Statistics(handover.BATCH_SLOTS) if settings.stats else None
         self.values = Values(self.tables, self.statistics, level, settings.verify_values)
+        self.names = ParameterNames(self.values)
+        self.plans = Plans(self.tables.operators, self.tables.arguments, self.tables.literals, settings.ops)
+        # Where it belongs.
         self.tracker = ModuleTracker(model, self.tables, settings.modules)
-        self.tracker.step_ends = self.step_ended
-        self.tracker.parameters_step = self.optimizer_runs
-        self.tracker.unseen_writes = self.values.new_epoch
+        self.tracker.steps.over = self.step_begins
+        self.tracker.steps.optimizer_runs = self.optimizer_runs
+        self.tracker.compiled.unseen_writes = self.values.new_epoch
         self.sources = Sources(self.tables.sources) if settings.source else None
         if self.sources is not None:
             self.tracker.caller_of = self.sources.caller
-            self.tracker.line_of_step = self.sources.line_of_step
-        if settings.training is not None:
-            self.tracker.watches_training = True
-            self.tracker.training_is = self.training_is
-        self.right_mode = settings.training is None or model is None or model.training == settings.training
-        self.plans = Plans(self.tables.operators, self.tables.arguments, self.tables.literals, settings.ops)
+            self.tracker.steps.line_of = self.sources.line_of_step
+        self.nodes = BackwardNodes(self.values, self.tracker.threads)
+        # What its writes do to others.
         self.hazards = Hazards(self.tables, self.values, self.sources, settings.on_hazard)
-        self.saved = SavedValues(self.values, self.tracker, self.hazards, self.plans)
-        self.borders = Borders(self.values, self.tracker, self.hazards, {} if model is None else owned_by(model))
-        audited = len(settings.phases) == len(PHASES) and "ops" in settings.record  # else it would not see every write
-        self.tracker.borders = self.borders if audited else None
+        self.makers = Makers(self.values, self.tracker, self.plans)
+        self.saved = SavedValues(self.values, self.tracker, self.hazards, self.makers)
+        histories = Histories(self.values.labels, {} if model is None else owned_by(model))
+        self.overwrites = Overwrites(self.values, self.tracker, self.hazards, histories)
+        self.refusals = Refusals(self.hazards, self.tracker, self.plans)
+        self.audited = len(settings.phases) == len(PHASES) and self.dispatches  # else it would not see every write
+        self.tracker.judge = self.overwrites if self.audited else None
+        # The hot path, and the way to the file.
         self.mode = RecordingMode(
-            self.plans, self.values, self.tracker, self.sources, frozenset(settings.phases), self.flush,
-            self.saved, self.borders,
+            self.buffer, self.plans, self.values, self.tracker, self.nodes, self.sources, frozenset(settings.phases),
+            self.saved, self.overwrites, self.refusals, self.failed,
         )  # fmt: skip
-        self.mode.full = BATCH_ROWS * ROW.size
-        self.mode.failed = self.failed
         if settings.on_nonfinite != "record" and self.statistics is not None:  # it is asked only by operators
-            self.mode.watch = Watch(self.statistics, self.plans, settings.on_nonfinite == "raise", self.catch_up)
-        self.pushed = False
-        self.end_higher_order: Any = None
-        self.pauses = 0
-        self.right_step = True
-        self.calls_left_out = 0  # of the model, in the other of training and evaluation mode
-        self.names = ParameterNames(self.values)
-        self.warned = False
-        self.observe(tuple(settings.record))
-        self.stance: Any = None  # of torch.compile
-        converter = Converter(rank, self.start, settings.stats)
+            self.mode.first_nonfinite = FirstNonFinite(
+                self.statistics, self.plans, settings.on_nonfinite == "raise", self.catch_up
+            )
+        self.handover = Handover(
+            self.buffer, self.values, self.statistics, self.tables, self.hazards, self.plans, self.sources
+        )
         about, keep_last = self.about(rank, world_size), settings.keep_last
-        self.handover = Handover(self.mode, self.values, self.statistics, self.tables, self.hazards)
         self.sink = Sink(
             TraceWriter(path, about) if keep_last is None else FlightRecorder(path, about, keep_last),
-            converter,
+            Converter(rank, self.start, settings.stats),
             self.handover.copy,
-            BATCH_NS / 1e9,
+            handover.BATCH_NS / 1e9,
             settings.max_bytes,
         )
+        self.switch = Switch(
+            settings, self.mode, self.buffer, self.values, self.tracker, self.makers, lambda: self.sink.over
+        )
+        if settings.training is not None:
+            self.tracker.watches_training = True
+            self.tracker.training_is = self.switch.training
+            self.switch.right_mode = model is None or model.training == settings.training
+        self.observe()
 
-    def about(self, rank: int, world_size: int) -> dict[str, Any]:
-        """The metadata of the trace."""
-        return metadata(self.model, rank, world_size) | {
-            "settings": self.settings.described(),
-            "statistics_backend": None if self.statistics is None else self.statistics.backend,
-            "flush": {"rows": BATCH_ROWS, "seconds": BATCH_NS / 1e9},
-        }
-
-    def observe(self, record: tuple[str, ...]) -> None:
+    def observe(self) -> None:
         """What is to be recorded besides operators."""
         settings, alerts = self.settings, None
-        self.dispatches = "ops" in record
         on_nonfinite = "record" if self.dispatches else settings.on_nonfinite  # else the operator is watched for
         if settings.rules or on_nonfinite != "record":
             alerts = Alerts(settings.rules, on_nonfinite)
-        self.writer = EventWriter(self.mode, self.values, self.tables, alerts, self.dispatches)
+        self.writer = EventWriter(self.buffer, self.values, self.tables, alerts, self.dispatches)
         self.modules: ModuleValues | None = None
         self.parameters: ParameterValues | None = None
         sources = self.sources
@@ -137,55 +149,56 @@ class Recording:
             return 0 if sources is None else sources.line(sys._getframe(1))
 
         types, phases = settings.module_types, settings.phases
-        if "modules" in record:
-            self.modules = ModuleValues(self.writer, self.tracker, settings.modules, types, phases, line)
+        if "modules" in settings.record:
+            self.modules = ModuleValues(self.writer, self.tracker, self.nodes, settings.modules, types, phases, line)
             self.tracker.observer = self.modules
-        if "parameters" in record:
+        if "parameters" in settings.record:
             self.parameters = ParameterValues(
                 self.writer, self.tracker, self.names.places, self.names.name_of, types, phases, settings.update_bytes, line
             )  # fmt: skip
 
+    def about(self, rank: int, world_size: int) -> dict[str, Any]:
+        """The metadata of the trace."""
+        return metadata(self.model, rank, world_size) | {
+            "settings": self.settings.described(),
+            "statistics_backend": None if self.statistics is None else self.statistics.backend,
+            "flush": {"rows": handover.BATCH_ROWS, "seconds": handover.BATCH_NS / 1e9},
+        }
+
     # ------------------------------------------------------------------------------------------------- open, close
     def open(self) -> None:
+        """Begin."""
         self.sink.open()
         if self.settings.compiled == "eager":
             self.stance = torch.compiler.set_stance("force_eager")
         self.tracker.open()
         if self.parameters is not None:
             self.parameters.open()
-        self.mode.deadline = self.start + BATCH_NS
-        self.mode.idle = True  # until the first step is asked for
+        self.handover.begin()
+        self.buffer.idle = True  # until the first step is asked for
         if self.model is not None:
             self.names.learn(self.model)
         self.model = None  # a model that is dropped in the block dies there
-        self.step_ended(0)
+        self.step_begins(0)
         self.complain()
 
     def explain(self, error: BaseException | None) -> None:
         """The block ends: what autograd raised, and what a model did to its arguments."""
-        if os.getpid() != self.pid or self.tracker.borders is None:
+        if os.getpid() != self.pid or not self.audited:
             return
         with DisableTorchFunction():
             self.hazards.action = "warn" if self.hazards.action != "record" and error is None else "record"
-            self.borders.judge_arguments()
+            self.overwrites.judge_arguments()
             self.hazards.action = "record"
-            if error is None:
-                return
-            explain_refusal(error, self)
-            while error is not None and MODIFIED not in str(error):
-                error = error.__cause__ or error.__context__
             if error is not None:
-                self.saved.explain(error)
+                self.refusals.by_autograd(error, self.buffer.next_number)
+                explain(error, self.saved)
 
-    def close(self, reason: str | None) -> None:
-        """Take everything off again, also after an exception, and close the file."""
+    def close(self, reason: str | None, quiet: bool) -> None:
+        """Take everything off again, also after an exception, and close the file; say so on stderr unless `quiet`."""
         if os.getpid() != self.pid:
             return
-        self.pause()
-        if self.pushed:
-            take_off_stack(self.mode)
-        if self.end_higher_order is not None:
-            self.end_higher_order()
+        self.switch.close()
         if self.stance is not None:
             self.stance.__exit__(None, None, None)
         self.tracker.close()
@@ -196,27 +209,32 @@ class Recording:
         spoiled = self.settled()
         self.hand_over()
         self.values.untag()
-        step = self.tracker.step
-        self.sink.close({"reason": reason, "step": step, "skipped": self.skipped(), "monitor_ns": self.mode.own_ns})
+        step = self.tracker.steps.number
+        self.sink.close({"reason": reason, "step": step, "skipped": self.skipped(), "monitor_ns": self.buffer.own_ns})
         self.complain()
-        self.monitor.error = self.sink.error
-        if not self.monitor.quiet and self.sink.error is None:
+        if not quiet and self.sink.error is None:
             record, sink = self.settings.record, self.sink
             line = closing_line(
                 self.path, sink.closed, sink.converter.tally, sink.stopped, self.dispatches, record == ("ops",)
             )
             print(line, file=sys.stderr)
         if spoiled is not None and reason is None:
-            self.mode.watch.speak(spoiled)
+            self.speak(spoiled)
+
+    def abandon(self) -> None:
+        """A forked child (a DataLoader's worker) records nothing and never touches its parent's file."""
+        self.buffer.idle = True
+        self.tracker.close()
 
     def skipped(self) -> dict[str, int]:
         """What ran and was not recorded, by reason."""
+        compiled, switch = self.tracker.compiled, self.switch
         reasons = {
-            "calls of compiled modules, whose fused operators cannot be seen": self.tracker.compiled_calls,
-            "entries into other code of torch.compile, whose fused operators cannot be seen": self.tracker.compiled_entries,
-            "module calls in other threads, whose operators are not recorded": self.tracker.foreign_calls,
-            "steps that were not asked for": self.tracker.steps_left_out,
-            "calls of the model in the mode that was not asked for": self.calls_left_out,
+            "calls of compiled modules, whose fused operators cannot be seen": compiled.calls,
+            "entries into other code of torch.compile, whose fused operators cannot be seen": compiled.entries,
+            "module calls in other threads, whose operators are not recorded": self.tracker.threads.calls,
+            "steps that were not asked for": switch.steps_left_out,
+            "calls of the model in the mode that was not asked for": switch.calls_left_out,
             "operators of phases that were not asked for": self.mode.left_out,
             "module and parameter events of which something could not be recorded": self.writer.failures,
         }
@@ -228,7 +246,7 @@ class Recording:
             }
         if self.parameters is not None and (updates := self.parameters.updates) is not None:
             reasons["updates of parameters that did not fit into update_bytes"] = updates.left_out
-        return {reason: n for reason, n in reasons.items() if n} | self.saved.unknown
+        return {reason: n for reason, n in reasons.items() if n} | self.saved.savings.unknown
 
     def failed(self, error: Exception) -> None:
         """A fault of ours while looking at an operator: recording stops with a warning, the loop goes on."""
@@ -238,10 +256,10 @@ class Recording:
     def complain(self) -> None:
         """One warning when the trace cannot be written; training goes on."""
         if self.sink.over:
-            self.mode.idle = True
+            self.buffer.idle = True
         if (error := self.sink.error) is not None and not self.warned:
             self.warned = True
-            self.monitor.error = error
+            self.on_failure(error)
             disk = isinstance(error, OSError)
             cause = f"cannot be written: {error}" if disk else f"was given up after an error: {error!r}"
             warnings.warn(f"dispatchmon stopped recording: {self.path} {cause}", RuntimeWarning, stacklevel=4)
@@ -251,20 +269,12 @@ class Recording:
         """Hand what was recorded to the sink."""
         spoiled = self.settled()
         self.hand_over()
-        if spoiled is not None:
-            self.mode.watch.speak(spoiled)
+        self.speak(spoiled)
 
     def hand_over(self) -> None:
+        """The same, whatever was found on a device."""
         if (batch := self.handover.take()) is not None:
             self.sink.put(batch)
-        if self.tables.literals.size - self.tables.literals.base > Tables.MOST:
-            self.tables.literals.forget()
-            self.plans.forget_arguments()
-        if self.tables.geometries.size - self.tables.geometries.base > Tables.MOST:
-            self.values.geometries.forget()
-        if self.sources is not None and self.tables.sources.size - self.tables.sources.base > Tables.MOST:
-            self.sources.forget()
-        self.mode.deadline = perf_counter_ns() + BATCH_NS
         self.complain()
 
     def settled(self) -> Spoiled | None:
@@ -272,65 +282,32 @@ class Recording:
         if self.statistics is None or not (self.statistics.waiting or self.statistics.spoiled):
             return None
         self.statistics.settle()
-        watch = self.mode.watch
-        return None if watch is None else watch.look_back(self.values.rows, self.mode.events)
+        first = self.mode.first_nonfinite
+        return None if first is None else first.look_back(self.values.rows, self.buffer.packed)
+
+    def speak(self, spoiled: Spoiled | None) -> None:
+        """Say what was found on a device."""
+        if spoiled is not None and self.mode.first_nonfinite is not None:
+            self.mode.first_nonfinite.speak(spoiled)
 
     def catch_up(self) -> tuple[Converter, bytes]:
         """Have all events so far converted; the converter, and the packed events that were not handed over before."""
-        events = bytes(self.mode.events)
+        events = bytes(self.buffer.packed)
         self.flush()
         wait_for(lambda: self.sink.converter.number >= self.handover.number or self.sink.over)
         return self.sink.converter, events
 
     # ------------------------------------------------------------------------------------------------- steps
-    def step_ended(self, step: int) -> None:
-        if (spoiled := self.settled()) is not None:
-            self.mode.watch.speak(spoiled)
+    def step_begins(self, step: int) -> None:
+        """The step before is over."""
+        self.speak(self.settled())
         if self.modules is not None:
             self.modules.new_step()
-        self.right_step = self.settings.wants_step(step)
-        self.tracker.steps_left_out += not self.right_step
-        self.resume_or_pause()
+        self.switch.step(step)
 
-    def training_is(self, training: bool) -> None:
-        self.right_mode = training == self.settings.training
-        self.calls_left_out += not self.right_mode
-        self.resume_or_pause()
-
-    def resume_or_pause(self) -> None:
-        if self.right_step and self.right_mode:
-            if self.mode.idle:
-                self.resume()
-        elif not self.mode.idle:
-            self.pause()
-
-    def resume(self) -> None:
-        """Record from here on. What happened in between was not seen: values met again are new versions."""
-        if self.sink.over or os.getpid() != self.pid:
-            return
-        if self.pauses:
-            self.values.new_epoch()
-        self.mode.newest_node = self.saved.resume() if self.tracker.borders is not None else ALWAYS
-        self.mode.idle = False
-        self.tracker.resume()
-        if not self.pushed and self.dispatches:
-            self.end_higher_order = self.end_higher_order or take_higher_order_operators(RecordingMode)
-            self.mode.__enter__()  # type: ignore[no-untyped-call]
-            self.pushed = True
-
-    def pause(self) -> None:
-        """Run without the mode, or with one that passes everything on where another mode lies above it."""
-        self.mode.idle = True
-        self.tracker.pause()
-        self.pauses += 1
-        if self.pushed and current_dispatch_mode() is self.mode:
-            self.mode.__exit__(None, None, None)
-            self.pushed = False
-
-    # ------------------------------------------------------------------------------------------------- names
     def optimizer_runs(self, optimizer: Optimizer, after: bool) -> None:
         """Name gradients before an optimizer steps, and its new states after."""
-        if not self.mode.idle:
+        if not self.buffer.idle:
             with DisableTorchFunction():
                 self.names.after_step(optimizer) if after else self.names.before_step(optimizer)
         if self.parameters is not None:

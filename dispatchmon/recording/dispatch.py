@@ -8,9 +8,8 @@ in, run the operator, add a row for each tensor that was written or came out, ad
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
-from itertools import count
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
@@ -20,12 +19,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from dispatchmon.attribution.nodes import BackwardNodes
 from dispatchmon.attribution.sources import Sources
 from dispatchmon.errors import DispatchmonError, HazardError
-from dispatchmon.hazards.borders import Borders, in_function
-from dispatchmon.hazards.saved_values import ALWAYS, SavedValues, tensors_in
-from dispatchmon.module_tracker import FOREIGN_KEY, ModuleTracker
-from dispatchmon.operators.plans import (
+from dispatchmon.hazards.frames import in_function
+from dispatchmon.hazards.overwrites import Overwrites
+from dispatchmon.hazards.refusals import Refusals
+from dispatchmon.hazards.saved_values import SavedValues
+from dispatchmon.module_tracker import ModuleTracker
+from dispatchmon.observing.on_nonfinite import FirstNonFinite
+from dispatchmon.operators.operands import operand, tensors_in
+from dispatchmon.operators.plan import (
     COMPOSITE,
     FLAGGED,
     HIGHER_ORDER,
@@ -35,11 +39,21 @@ from dispatchmon.operators.plans import (
     UNCOUNTED,
     WAIT,
     Plan,
-    Plans,
 )
-from dispatchmon.packed.records import ACCUMULATE, CALLBACK, EVENT, FOREIGN, LIVE, PASSED_ON, RAISED, RECOMPUTED, ROW
+from dispatchmon.operators.plans import Plans
+from dispatchmon.packed.events import EventBuffer
+from dispatchmon.packed.records import (
+    ACCUMULATE,
+    EVENT,
+    FOREIGN,
+    LIVE,
+    PASSED_ON,
+    RAISED,
+    RECOMPUTED,
+    Pending,
+)
+from dispatchmon.recording.lies import Lies, versions_of
 from dispatchmon.torch_internals import (
-    NOT_NUMBERED,
     call_composite,
     distributed,
     gathered_by_fsdp,
@@ -48,11 +62,11 @@ from dispatchmon.torch_internals import (
     keys_of_the_caller,
     never_compile,
     next_sequence_number,
-    recomputing,
     running_node,
     version_counters_moving,
 )
-from dispatchmon.values.values import HISTORY, Values
+from dispatchmon.values.tags import HISTORY
+from dispatchmon.values.values import Values
 
 pack_event = EVENT.pack
 # What the operator must find as it is without a mode.
@@ -62,48 +76,44 @@ GUARDS: dict[int, Any] = {
     KEYED: keys_of_the_caller,
 }
 frame_of = sys._getframe
-Pending = tuple[int, int, int, int, int, int]  # event, arguments, context, number, node, source
-
-# How an autograd node leads to its forward operator, by the name of its type.
-ORDINARY, ONE_LATE, REENTRANT = range(3)
-NODE_KINDS = {"CopySlices": ONE_LATE, "CheckpointFunctionBackward": REENTRANT}
 
 
 class RecordingMode(TorchDispatchMode):
-    """Packs what every operator saw and made into `events` and `values.rows`; `flush` is called when they are full."""
+    """
+    Packs what every operator saw and made: rows by `values`, events into `buffer`.
+
+    What is called for every operator is bound here or written out below, for a call or an attribute costs there.
+    """
 
     supports_higher_order_operators = True
 
     def __init__(
         self,
+        buffer: EventBuffer,
         plans: Plans,
         values: Values,
         tracker: ModuleTracker,
+        nodes: BackwardNodes,
         sources: Sources | None,
         phases: frozenset[str],
-        flush: Any,
         saved: SavedValues,
-        borders: Borders,
+        overwrites: Overwrites,
+        refusals: Refusals,
+        failed: Callable[[Exception], None],
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.plans, self.values, self.tracker, self.sources, self.flush = plans, values, tracker, sources, flush
-        self.saved, self.borders = saved, borders
-        self.events = bytearray()
-        self.add_event = self.events.extend
-        self.event_of = count().__next__
-        self.filtered = tracker.filtered or "*" not in plans.ops
+        self.buffer, self.next_event = buffer, buffer.next_number
+        self.plans, self.values, self.sources = plans, values, sources
+        self.tracker, self.contexts, self.steps = tracker, tracker.contexts, tracker.steps
+        self.nodes, self.backward_node = nodes, nodes.number
+        self.saved, self.makers, self.overwrites, self.refusals = saved, saved.makers, overwrites, refusals
+        self.lies = Lies(plans, values, tracker, saved)
+        self.filtered = tracker.names.filtered or "*" not in plans.ops
         self.phases = phases if len(phases) < 4 else None
-        self.node_kinds: dict[type, int] = {}
-        self.full = 1 << 62  # bytes of rows, and a time, at which `flush` is called
-        self.deadline = 1 << 62
-        self.idle = False  # pass everything through: a step that is not recorded, a forked child, a failed sink
         self.hazard: HazardError | None = None  # to be raised when the event is complete
-        self.newest_node = 0  # number that the next autograd node will have, as far as is known
-        self.nested = 0  # handlers that wait for an inner operator
-        self.own_ns = 0  # time in the handler that was not the operator's
-        self.failed: Any = None  # called with an error of our own, which ends the recording
+        self.failed = failed  # called with an error of our own, which ends the recording
         self.left_out = 0  # operators of phases that were not asked for
-        self.watch: Any = None  # see watch.py; None: a NaN or Inf is only recorded
+        self.first_nonfinite: FirstNonFinite | None = None  # None: a NaN or Inf is only recorded
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -117,7 +127,8 @@ class RecordingMode(TorchDispatchMode):
 
     # ------------------------------------------------------------------------------------------------- every operator
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        if self.idle:
+        buffer = self.buffer
+        if buffer.idle:
             return self.passed_through(func, args, kwargs or {})
         entered = perf_counter_ns()
         plan = self.plans[func]
@@ -143,41 +154,39 @@ class RecordingMode(TorchDispatchMode):
             raise
         except Exception as error:
             self.give_up(error)
-        self.own_ns += perf_counter_ns() - entered - duration
+        buffer.own_ns += perf_counter_ns() - entered - duration
         return result
 
     def give_up(self, error: Exception) -> None:
         """Record nothing more: something of ours went wrong."""
-        self.idle = True
-        if self.failed is None:
-            raise error
+        self.buffer.idle = True
         self.failed(error)
 
     def before(self, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any] | None, frame: Any) -> Pending:
         """Rows of the tensors that go in; what else is known before the operator runs."""
-        tracker, values = self.tracker, self.values
-        event = self.event_of()
+        values, contexts, steps = self.values, self.contexts, self.steps
+        event = self.next_event()
         number = next_sequence_number()
-        context = tracker.context
+        context = contexts.current
         task = graph_task()
         if task != -1:
             running = running_node()
             node = self.backward_node(running)
-            if get_ident() != tracker.thread:  # a device's thread, which counts for itself
+            if get_ident() != steps.thread:  # a device's thread, which counts for itself
                 number = -1
         else:
             node = LIVE
-            if tracker.optimizing:
-                context = tracker.optimizer_context(frame)
+            if steps.optimizing:
+                context = self.tracker.context_in_optimizer(frame)
         source, sources = 0, self.sources
         if sources is not None:
-            known = tracker.optimizer_line if node == LIVE and sources.libraries[frame.f_code.co_filename] else 0
+            known = steps.line if node == LIVE and sources.libraries[frame.f_code.co_filename] else 0
             source = known or sources.line(frame)
-        if number > self.newest_node:
-            self.newest_node = self.saved.node_made(self.newest_node, number, event, plan, source)
+        if number > self.makers.newest:
+            self.makers.node_made(number, event, plan, source)
         if self.filtered:
             values.measuring = values.statistics is not None and plan.measured and (
-                tracker.measured_at(node) if node >= 0 else tracker.measured)  # fmt: skip
+                contexts.measured_at(node) if node >= 0 else contexts.measured)  # fmt: skip
         scalars: tuple[Any, ...] = ()  # argument number, value, ...: numbers in the place of tensors
         see = values.see
         for tensor, argument in zip(args, plan.by_position):  # noqa: B905 - defaults are left out of args
@@ -200,8 +209,8 @@ class RecordingMode(TorchDispatchMode):
         if node == LIVE:
             if values.touched:
                 values.touched = False
-                if not tracker.optimizing:
-                    self.judge(plan, pending, self.borders.reads, plan, event, source, args, kwargs)
+                if not steps.optimizing:
+                    self.judge(plan, pending, self.overwrites.reads, plan, event, source, args, kwargs)
         elif node >= 0:
             saved = self.saved
             if node < saved.newest_write and (node != saved.node or task != saved.task):
@@ -252,51 +261,51 @@ class RecordingMode(TorchDispatchMode):
                         values.see_all(tensor, argument, event)
         if plan.unready:
             values.measuring, values.reason = asked
-        watch, spoiled = self.watch, None
-        if watch is not None and watch.statistics.nonfinite != watch.seen and not self.nested:
-            spoiled = watch.look(values.rows, plan, pending, args, kwargs)
+        first, spoiled = self.first_nonfinite, None
+        if first is not None and first.statistics.nonfinite != first.seen and not self.buffer.nested:
+            spoiled = first.look(values.rows, plan, pending, args, kwargs)
         self.ended(plan, pending, start, duration)
-        if plan.notable and node == LIVE and not self.tracker.optimizing:
-            self.borders.made(plan, result, args, event, frame_of(2))
+        if plan.notable and node == LIVE and not self.steps.optimizing:
+            self.overwrites.made(plan, result, args, event, frame_of(2))
         if plan.writes and self.hazard is not None:
             hazard, self.hazard = self.hazard, None
             raise hazard
-        if spoiled is not None:
-            watch.speak(spoiled)
+        if spoiled is not None and first is not None:
+            first.speak(spoiled)
 
     def writes(self, plan: Plan, pending: Pending, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         """Rows of what was written, and the log of writes."""
         event, _, _, number, node, _ = pending
-        values, saved, optimizing = self.values, self.saved, self.tracker.optimizing
+        values, saved, optimizing = self.values, self.saved, self.steps.optimizing
         if not optimizing and distributed() and gathered_by_fsdp(frame_of(1)):
             self.unlogged_writes(plan, event, args, kwargs or {})
             return
         forward = node == LIVE and not optimizing
         function = forward and not torch.is_grad_enabled() and in_function()
-        note = pending, plan, self.tracker.path, number - 1 if function else -1
+        write = pending, plan, self.tracker.path, number - 1 if function else -1
         written: list[tuple[Tensor, list[Any]]] = []  # what is to be judged
         for position, name, argument in plan.writes:
             tensor = args[position] if position < len(args) else kwargs.get(name) if kwargs else None
             if isinstance(tensor, Tensor):
-                tag = values.wrote(tensor, argument, event, note)
+                tag = values.wrote(tensor, argument, event, write)
                 if tag is not None and (forward or tag[HISTORY] is not None):
                     written.append((tensor, tag))
             elif tensor is not None:
-                values.wrote_all(tensor, argument, event, note, forward, written)
+                values.wrote_all(tensor, argument, event, write, forward, written)
         if number > saved.newest_write or number < 0:
-            saved.newest_write = number if number >= 0 else ALWAYS
+            saved.wrote(number)
         if written and self.phases is None:
             if forward:
-                saved.wrote(note, written, args)
+                self.makers.wrote(write, written, args)
             try:
-                self.borders.wrote(note, written, args, forward, function)
+                self.overwrites.wrote(write, written, args, forward, function)
             except HazardError as hazard:
                 self.hazard = hazard
 
     def unlogged_writes(self, plan: Plan, event: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Rows of writes that give memory the value it had before."""
         for position, name, argument in plan.writes:
-            tensor = args[position] if position < len(args) else kwargs.get(name)
+            tensor = operand(args, kwargs, position, name)
             self.values.written_all((tensor,))
             if isinstance(tensor, Tensor):
                 self.values.see(tensor, argument, event)
@@ -308,37 +317,17 @@ class RecordingMode(TorchDispatchMode):
         self.ended(plan, pending, start, RAISED)
         if plan.writes and "memory location" in str(error):
             position, name, _ = plan.writes[0]
-            target = next(tensors_in((args[position] if position < len(args) else (kwargs or {}).get(name),)), None)
-            self.borders.blocked(plan, pending, target, str(error))
+            target = next(tensors_in((operand(args, kwargs, position, name),)), None)
+            if target is not None:
+                self.refusals.by_kernel(plan, pending, target, error)
 
     def ended(self, plan: Plan, pending: Pending, start: int, duration: int) -> None:
         """The event itself."""
         event, arguments, context, number, node, source = pending
-        self.add_event(pack_event(event, plan.operator, arguments, context, number, node, source, start, duration))
-        if (len(self.values.rows) > self.full or start > self.deadline) and not self.nested:
-            self.flush()
-
-    # ------------------------------------------------------------------------------------------------- backward
-    def backward_node(self, node: Any) -> int:
-        """What the node column says of an operator inside backward: mostly the number that leads to its forward operator."""
-        if node is None:
-            return CALLBACK
-        kind = self.node_kinds.get(type(node))
-        if kind is None:
-            kind = self.node_kinds[type(node)] = NODE_KINDS.get(type(node).__name__, ORDINARY)
-        if self.tracker.foreign_calls and (context := node.metadata.get(FOREIGN_KEY)) is not None:
-            return FOREIGN - int(context)
-        number: int = node._sequence_nr()
-        if number == NOT_NUMBERED:
-            variable = node.variable
-            tag = self.values.tag_of(variable)
-            name = None if tag is None else self.values.name_of(variable)
-            if tag is None or name is None:
-                return ACCUMULATE
-            return ACCUMULATE - self.values.labels.named(tag[1], variable.storage_offset(), tuple(variable.shape), name)
-        if kind == REENTRANT or recomputing():
-            return RECOMPUTED - number
-        return number - 1 if kind == ONE_LATE else number
+        buffer = self.buffer
+        buffer.add(pack_event(event, plan.operator, arguments, context, number, node, source, start, duration))
+        if (len(self.values.rows) > buffer.full or start > buffer.deadline) and not buffer.nested:
+            buffer.flush()
 
     def name_gradient(self, result: Any, label: int) -> None:
         """The result of an operator of AccumulateGrad is what becomes a parameter's `.grad`."""
@@ -357,7 +346,7 @@ class RecordingMode(TorchDispatchMode):
                 return call_composite(func, args, kwargs)
         if plan.special == FLAGGED:
             plan = self.plans.flagged(func, args, kwargs)
-        if self.phases is not None and self.phase() not in self.phases:
+        if self.phases is not None and self.nodes.phase(bool(self.steps.optimizing)) not in self.phases:
             return self.unrecorded(plan, func, args, kwargs)
         if any(is_opaque(kind) for kind in types):
             return self.pass_on(plan, func, args, kwargs, frame)
@@ -365,29 +354,29 @@ class RecordingMode(TorchDispatchMode):
         seen, named = ((tree_leaves((args, kwargs)),), None) if plan.special == HIGHER_ORDER else (args, kwargs)
         try:
             pending = self.before(plan, seen, named, frame)
-            lie = self.expect_lie(args, kwargs, len(self.values.rows), pending) if plan.special == MAY_LIE else None
+            versions = versions_of(args, kwargs) if plan.special == MAY_LIE else None
         except DispatchmonError:
             raise
         except Exception as error:  # a fault of ours
             self.give_up(error)
             with guard():
                 return func(*args, **kwargs)
-        self.nested += 1
+        self.buffer.nested += 1
         start = perf_counter_ns()
         try:
             with guard():
                 result = func(*args, **kwargs)
         except BaseException as error:
-            self.nested -= 1
+            self.buffer.nested -= 1
             self.raised(plan, pending, start, args, kwargs, error)
             raise
         duration = perf_counter_ns() - start
-        self.nested -= 1
+        self.buffer.nested -= 1
         try:
             if plan.special == WAIT:
                 self.values.arrived(args[0])
-            if lie is not None:
-                plan = self.found_lie(plan, func, lie, pending)
+            if versions is not None:
+                plan = self.lies.found(plan, func, versions, pending)
             made = (tree_leaves(result),) if plan.special == HIGHER_ORDER else result
             self.after(plan, pending, seen, named, made, start, duration)
         except DispatchmonError:
@@ -417,53 +406,8 @@ class RecordingMode(TorchDispatchMode):
         with GUARDS.get(plan.special, nullcontext)():
             result = func(*args, **kwargs)
         for position, name, _ in plan.writes:
-            target = args[position] if position < len(args) else kwargs.get(name)
-            self.values.written_all((target,))
+            self.values.written_all((operand(args, kwargs, position, name),))
         return result
-
-    def phase(self) -> str:
-        """The phase of the operator in hand."""
-        if graph_task() != -1:
-            return "recompute" if FOREIGN < self.backward_node(running_node()) <= RECOMPUTED else "backward"
-        return "optimizer" if self.tracker.optimizing else "forward"
-
-    # ------------------------------------------------------------------------------------------------- lying schemas
-    def expect_lie(self, args: Any, kwargs: Any, end: int, pending: Pending) -> list[tuple[Tensor, int]]:
-        """Version counters before a custom operator that declares no write."""
-        return [
-            (t, -1 if t.is_inference() else t._version) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)
-        ]
-
-    def found_lie(self, plan: Plan, func: Any, before: list[tuple[Tensor, int]], pending: Pending) -> Plan:
-        """If a version counter moved all the same: mark the rows of the event, and make its values stale."""
-        moved = [t for t, version in before if version >= 0 and t._version != version]
-        if not moved:
-            return plan
-        serials = {tag[0] >> 32 for t in moved if (tag := self.values.tag_of(t)) is not None}
-        written: list[tuple[Tensor, int]] = []
-        rows, at = self.values.rows, len(self.values.rows) - ROW.size
-        while at >= 0:
-            event, argument, geometry, value, label, slot = ROW.unpack_from(rows, at)
-            if event != pending[0]:
-                break
-            if value >> 32 in serials:
-                before_number, after_number = self.plans.lied_about(func, argument)
-                ROW.pack_into(rows, at, event, before_number, geometry, value, label, slot)
-                tensor = next(
-                    t for t in moved if (tag := self.values.tag_of(t)) is not None and tag[0] >> 32 == value >> 32
-                )
-                written.append((tensor, after_number))
-            at -= ROW.size
-        plan = replace(plan, operator=self.plans.liar(func)[0], moves_values=True)
-        note = pending, plan, self.tracker.path, -1
-        for tensor, argument in reversed(written):
-            self.values.wrote(tensor, argument, pending[0], note)
-        seen = [tensor for tensor, _ in written]
-        for tensor in moved:
-            if not any(tensor is one for one in seen):
-                self.values.written(tensor)
-        self.saved.newest_write = max(self.saved.newest_write, pending[3] if pending[3] >= 0 else ALWAYS)
-        return plan
 
 
 never_compile(RecordingMode.__torch_dispatch__)

@@ -14,7 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dispatchmon.statistics.reductions import COUNT, INF, M2, NAN, NORM, PIECE, POSINF, TOTALS, ZERO, pieces
+from dispatchmon.packed.totals import COUNT, INF, M2, NAN, NORM, POSINF, TOTALS, ZERO
+from dispatchmon.statistics.reductions import PIECE, pieces
 
 DEVICE_PIECE = 1 << 21  # elements converted to float64 at a time: fewer and larger kernels than on CPU
 

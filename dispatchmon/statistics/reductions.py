@@ -12,8 +12,8 @@ from math import frexp, hypot, inf, isfinite, prod
 
 import torch
 
-COUNT, MIN, MAX, MEAN, M2, NORM, NAN, INF, POSINF, ZERO = range(10)
-TOTALS = 10
+from dispatchmon.packed.totals import COUNT, INF, M2, MAX, MEAN, MIN, NAN, NORM, POSINF, ZERO
+
 PIECE = 1 << 17  # elements converted to float64 at a time
 
 

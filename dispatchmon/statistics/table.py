@@ -9,79 +9,22 @@ kernel torch's reductions (`reductions.py`). On another device they are computed
 from __future__ import annotations
 
 import os
-import struct
 from contextlib import suppress
-from math import inf, prod, sqrt
-from typing import Any, NamedTuple
+from math import prod, sqrt
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from dispatchmon.memory.cells import MOST_MAPPED, packed, runs_of, shrunk, stretches
+from dispatchmon.memory.cells import MOST_MAPPED, runs_of
 from dispatchmon.packed.records import TABLE_FULL, UNSUPPORTED
+from dispatchmon.packed.totals import COUNT, INF, M2, NAN, NORM, POSINF, TOTALS, ZERO
 from dispatchmon.statistics.deferred import Deferred, is_capturing, row
-from dispatchmon.statistics.reductions import (
-    COUNT,
-    INF,
-    M2,
-    NAN,
-    NORM,
-    POSINF,
-    TOTALS,
-    ZERO,
-    merged,
-    pieces,
-)
+from dispatchmon.statistics.kernel import native
+from dispatchmon.statistics.layout import MEASURABLE, Layout
+from dispatchmon.statistics.maps import map_of
+from dispatchmon.statistics.reductions import merged, pieces
 from dispatchmon.torch_internals import address_of, kernels_only
-
-native: Any
-try:
-    from dispatchmon.statistics import _kernel as native
-except ImportError:  # no compiler when the package was built
-    native = None
-
-MOST_DIMENSIONS = 8  # outer dimensions the kernel takes
-
-_REAL = {
-    dtype
-    for name in ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
-                 "float8_e5m2fnuz", "float8_e8m0fnu", "int64", "int32", "int16", "int8", "uint8", "uint16", "uint32",
-                 "uint64", "bool")
-    if (dtype := getattr(torch, name, None)) is not None
-}  # fmt: skip
-_COMPLEX = {torch.complex32, torch.complex64, torch.complex128}
-MEASURABLE = _REAL | _COMPLEX
-
-
-class Layout(NamedTuple):
-    """Which elements of the memory behind a pointer a value has: its dimensions, merged where they are dense."""
-
-    packed: bytes | None  # the same for the kernel; None if it cannot take it
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-    repeat: int  # how often each element stands in the tensor (expanded dimensions)
-    start: int  # bytes in the storage before its first element
-    end: int  # and up to the end of its last one
-
-
-def layout_of(runs: tuple[tuple[int, int], ...], repeat: int, offset: int, dtype: torch.dtype) -> Layout | None:
-    """How to measure it, or None if there are no statistics for this dtype."""
-    if dtype not in MEASURABLE:
-        return None
-    packed = None
-    code = native.DTYPES.get(str(dtype).removeprefix("torch.")) if native is not None else None
-    if code is not None and len(runs) <= MOST_DIMENSIONS + 1:
-        inner = runs[0] if runs[0][0] == 1 else max(runs, key=lambda run: run[1])
-        outer = [run for run in runs if run is not inner]
-        pad = [0] * (MOST_DIMENSIONS - len(outer))
-        packed = struct.pack(
-            native.LAYOUT_FORMAT, code, inner[1], inner[0], len(outer), repeat,
-            *(size for _, size in outer), *pad, *(step for step, _ in outer), *pad)  # fmt: skip
-    last = offset + sum((size - 1) * step for step, size in runs)
-    return Layout(
-        packed, tuple(n for _, n in reversed(runs)), tuple(s for s, _ in reversed(runs)), repeat,
-        offset * dtype.itemsize, (last + 1) * dtype.itemsize)  # fmt: skip
 
 
 class Statistics:
@@ -241,45 +184,6 @@ class Statistics:
         first, block = self.blocks[-1]
         block[slot - first] = totals
         return int(totals[NAN] + totals[INF])
-
-
-def map_of(values: torch.Tensor, nan: bool = True, posinf: bool = True, neginf: bool = True) -> bytes:
-    """
-    Which cells of a value hold NaN, +Inf and -Inf; of a complex one by its magnitude, so never -Inf.
-
-    The flags say which of them it holds at all.
-    """
-    lengths = stretches(values.shape)
-    if values.dtype in _COMPLEX:
-        is_nan = values.isnan()
-        masks = [is_nan, values.isinf() & ~is_nan, torch.zeros_like(is_nan)]
-        return packed([shrunk(mask.cpu().numpy(), lengths) for mask in masks])
-    values = values if values.dtype in (torch.float32, torch.float64) else values.to(torch.float32)
-    if len(lengths) == 1 and lengths[0] > 1 and not (nan and (posinf or neginf)):
-        return packed(extremes(values, lengths[0], nan, posinf, neginf))
-    tests = (nan and values.isnan(), posinf and values == inf, neginf and values == -inf)
-    cells = prod(-(-size // length) for size, length in zip(values.shape, lengths, strict=True))
-    return packed([np.zeros(cells, bool) if test is False else shrunk(test.cpu().numpy(), lengths) for test in tests])
-
-
-def extremes(values: torch.Tensor, length: int, nan: bool, posinf: bool, neginf: bool) -> list[npt.NDArray[np.bool_]]:
-    """The same maps by the extremes of each stretch, several times as fast as looking at each element."""
-    whole = values.numel() // length * length
-    parts = (
-        [values[:whole].view(-1, length), values[whole:].view(1, -1)]
-        if whole < values.numel()
-        else [values.view(-1, length)]
-    )
-    nothing = np.zeros(-(-values.numel() // length), bool)
-
-    def of(reduced: Any, test: Any) -> npt.NDArray[np.bool_]:
-        return np.concatenate([test(reduced(part, 1)).cpu().numpy() for part in parts])
-
-    return [
-        of(torch.amax, torch.isnan) if nan else nothing,
-        of(torch.amax, lambda top: top == inf) if posinf else nothing,
-        of(torch.amin, lambda low: low == -inf) if neginf else nothing,
-    ]
 
 
 def readable(tensor: torch.Tensor) -> bool:

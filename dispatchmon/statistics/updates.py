@@ -15,7 +15,8 @@ from torch import Tensor
 
 from dispatchmon.memory.cells import runs_of
 from dispatchmon.packed.records import FAILED, UNSUPPORTED
-from dispatchmon.statistics.table import MEASURABLE, Layout, Statistics, layout_of
+from dispatchmon.statistics.layout import MEASURABLE, Layout, layout_of
+from dispatchmon.statistics.table import Statistics
 from dispatchmon.torch_internals import kernels_only
 
 Place = tuple[torch.device, torch.dtype]

@@ -1,24 +1,20 @@
 """
 Which value a tensor holds, and what is remembered of it.
 
-A storage's Python object lives exactly as long as its memory, so a tag set on it as an attribute is an identity that needs
-no table, keeps nothing alive and cannot be confused by an allocator that hands out the same address again. The tag counts
-the writes to the memory and remembers the statistics of the value that it holds now. A write through any view makes all of
-that stale.
+The tag of its memory (`tags.py`) counts the writes to it and remembers the statistics of the value that it holds now. A
+write through any view makes all of that stale.
 """
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable
-from itertools import count
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dispatchmon.memory.cells import runs_of
 from dispatchmon.packed.records import (
     EMPTY,
     FAILED,
@@ -30,99 +26,31 @@ from dispatchmon.packed.records import (
     UNTIL_WAIT,
     VERSION_BITS,
 )
-from dispatchmon.packed.tables import Table, Tables
-from dispatchmon.statistics.table import Layout, Statistics, layout_of
+from dispatchmon.packed.tables import Tables
+from dispatchmon.statistics.layout import Layout
+from dispatchmon.statistics.table import Statistics
 from dispatchmon.torch_internals import DisableTorchFunction, kernels_only
 from dispatchmon.values.digests import Digests
-
-SERIALS = count(1)  # of storages, unique in the process
-EPOCHS = count(1)  # one per stretch of recording: what happened between two of them was not seen
-
-# The tag, a list on the storage. SLOTS: {memory: slot} once several views were measured. WRITES: the newest writes, for
-# saved_values.py. HISTORY: what borders.py knows of it. EPOCH is inverted while reads of the memory matter to it.
-VALUE, LABEL, MEMORY, SLOT, SLOTS, EPOCH, OWNER, DIGESTS, WRITES, HISTORY = range(10)
-MOST_WRITES = 32  # kept of each storage
-CPU = 0  # label of unnamed CPU memory
+from dispatchmon.values.geometries import Geometries, plain_sizes
+from dispatchmon.values.labels import Labels
+from dispatchmon.values.tags import (
+    CPU,
+    DIGESTS,
+    EPOCH,
+    EPOCHS,
+    HISTORY,
+    LABEL,
+    MEMORY,
+    MOST_WRITES,
+    OWNER,
+    SERIALS,
+    SLOT,
+    SLOTS,
+    VALUE,
+    WRITES,
+)
 
 pack_row = ROW.pack
-
-
-def plain(sizes: Iterable[Any]) -> tuple[int, ...]:
-    """
-    Sizes as they are.
-
-    Raises:
-        TypeError: one is symbolic. Asking it for its number would specialize what is being traced.
-    """
-    found = tuple(sizes)
-    if any(type(n) is not int for n in found):
-        raise TypeError("a symbolic size")
-    return found
-
-
-class Geometries(dict[Any, tuple[int, int, Layout | None, Any]]):
-    """
-    (shape, stride, offset, dtype) -> (geometry number, memory number, layout, the key).
-
-    Two geometries that cover the same elements have one memory number: `t()` and `view` need no second measurement.
-    """
-
-    def __init__(self, table: Table) -> None:
-        self.table = table
-        self.memories: dict[Any, int] = {}
-        self.next_memory = count().__next__
-
-    def __missing__(self, key: tuple[torch.Size, tuple[int, ...], int, torch.dtype]) -> Any:
-        shape, stride, offset, dtype = key
-        number = self.table.add((tuple(shape), tuple(stride), offset, dtype, shape.numel()))
-        runs, repeat = runs_of(shape, stride)
-        place = runs, repeat, offset, dtype
-        memory = self.memories.get(place)
-        if memory is None:
-            memory = self.memories[place] = self.next_memory()
-        layout = None if 0 in shape else layout_of(runs, repeat, offset, dtype)
-        entry = self[key] = number, memory if 0 not in shape else -1, layout, key
-        return entry
-
-    def forget(self) -> None:
-        """Start again; memory numbers, which tags remember, go on."""
-        self.clear()
-        self.memories.clear()
-        self.table.forget()
-
-
-class Labels:
-    """Device and names of a storage, as one number: parameters of one storage share it, each with its place in it."""
-
-    def __init__(self, table: Table) -> None:
-        self.table = table
-        self.numbers: dict[Any, int] = {("cpu", ()): CPU}
-        self.items: list[tuple[str, tuple[tuple[int, tuple[int, ...], str], ...]]] = [("cpu", ())]
-        self.with_name: dict[tuple[int, int, tuple[int, ...], str], int] = {}  # what `named` found
-
-    def number(self, device: str, names: tuple[tuple[int, tuple[int, ...], str], ...] = ()) -> int:
-        found = self.numbers.get((device, names))
-        if found is None:
-            found = self.numbers[device, names] = self.table.add((device, names))
-            self.items.append((device, names))
-        return found
-
-    def named(self, label: int, offset: int, shape: tuple[int, ...], name: str) -> int:
-        """The label of the same memory, in which a tensor has a name."""
-        key = label, offset, shape, name
-        found = self.with_name.get(key)
-        if found is None:
-            device, names = self.items[label]
-            kept = tuple(n for n in names if n[:2] != (offset, shape))
-            found = self.with_name[key] = (
-                label
-                if len(kept) < len(names) and (offset, shape, name) in names
-                else self.number(device, (*kept, (offset, shape, name)))
-            )
-        return found
-
-    def name(self, label: int, offset: int, shape: tuple[int, ...]) -> str | None:
-        return next((n for o, s, n in self.items[label][1] if (o, s) == (offset, shape)), None)
 
 
 class Values:
@@ -252,9 +180,9 @@ class Values:
         with DisableTorchFunction(), kernels_only():
             try:
                 label = self.labels.number(str(tensor.device))
-                shape = plain(tensor.shape) if not tensor.is_nested else None
+                shape = plain_sizes(tensor.shape) if not tensor.is_nested else None
                 if tensor.layout == torch.strided and shape is not None:
-                    stride, (offset,) = plain(tensor.stride()), plain((tensor.storage_offset(),))
+                    stride, (offset,) = plain_sizes(tensor.stride()), plain_sizes((tensor.storage_offset(),))
             except Exception:  # symbolic sizes
                 shape = stride = offset = None
             if self.measuring and self.statistics is not None:
@@ -287,7 +215,7 @@ class Values:
             tag[VALUE] += 1
             tag[MEMORY], tag[SLOT], tag[SLOTS], tag[DIGESTS] = -1, -1, None, None
 
-    def wrote(self, tensor: Tensor, argument: int, event: int, note: Any) -> list[Any] | None:
+    def wrote(self, tensor: Tensor, argument: int, event: int, write: Any) -> list[Any] | None:
         """The row of a tensor after a write to it, which goes into the log of its memory; the tag of the memory."""
         try:
             storage = tensor.untyped_storage()
@@ -298,7 +226,7 @@ class Values:
         except Exception:
             self.see_special(tensor, argument, event)
             return None
-        if note[1].moves_values:
+        if write[1].moves_values:
             tag[VALUE] += 1
             tag[MEMORY], tag[SLOT], tag[SLOTS], tag[DIGESTS] = -1, -1, None, None
         try:
@@ -307,11 +235,11 @@ class Values:
             version = -1
         log = tag[WRITES]
         if log is None:
-            tag[WRITES] = [(note, entry, version)]
+            tag[WRITES] = [(write, entry, version)]
         else:
             if len(log) >= MOST_WRITES:
                 del log[: MOST_WRITES // 2]
-            log.append((note, entry, version))
+            log.append((write, entry, version))
         if self.digests is not None and self.reason == NOT_ASKED and tag[SLOT] != UNTIL_WAIT:
             self.verify(self.digests, tag, entry[1], tensor, event)
         if self.measuring:
@@ -324,16 +252,16 @@ class Values:
         return tag
 
     def wrote_all(
-        self, tensors: Iterable[Any], numbers: Any, event: int, note: Any, forward: bool, written: list[Any]
+        self, tensors: Iterable[Any], numbers: Any, event: int, write: Any, forward: bool, written: list[Any]
     ) -> None:
         """The same for each tensor of a list, of lists; adds (tensor, tag) of those that must be judged to `written`."""
         for i, tensor in enumerate(tensors):
             if isinstance(tensor, Tensor):
-                tag = self.wrote(tensor, numbers.at(i), event, note)
+                tag = self.wrote(tensor, numbers.at(i), event, write)
                 if tag is not None and (forward or tag[HISTORY] is not None):
                     written.append((tensor, tag))
             elif isinstance(tensor, (list, tuple)):
-                self.wrote_all(tensor, numbers.inside(i), event, note, forward, written)
+                self.wrote_all(tensor, numbers.inside(i), event, write, forward, written)
 
     def arrived(self, tensor: Tensor) -> None:
         """The collective that made this tensor is over."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dispatchmon.writing.converter import Tally
+from dispatchmon.writing.tally import Tally
 
 
 def closing_line(
