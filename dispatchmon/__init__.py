@@ -26,13 +26,12 @@ from dispatchmon.errors import (
     TraceNotFoundError,
     TraceVersionError,
 )
+from dispatchmon.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from dispatchmon.mode import DispatchMonitor
     from dispatchmon.observing.rules import Rule
     from dispatchmon.trace import open_trace
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AlertError",

@@ -118,8 +118,10 @@ class ModuleTracker:
 
     def context_in_optimizer(self, frame: Any) -> int:
         """The context of an operator while an optimizer steps: its own, or forward when its closure runs the model."""
-        contexts = self.contexts
-        if self.steps.still_optimizing(frame) and self.steps.has_closure and not self.stack and torch.is_grad_enabled():
+        contexts, steps = self.contexts, self.steps
+        if id(frame.f_code) not in steps.codes and not steps.still_optimizing(frame):
+            return contexts.current
+        if steps.has_closure and not self.stack and torch.is_grad_enabled():
             context, measured = contexts.current, contexts.measured
             if not self.paused:
                 contexts.go_to(self.add_context(0, -1, FORWARD, None), measured)
@@ -154,7 +156,7 @@ class ModuleTracker:
             if self.observer is not None and not self.paused and self.path is not None:
                 self.observer.unowned += 1
             return
-        i = known.name_below(self.path)
+        i = known.name_below(self.path) if len(known.names) > 1 else 0
         call = known.next_call(self.steps.number, again)
         self.path = known.names[i]
         context = self.add_context(known.numbers[i], call, FORWARD, module.training)

@@ -24,10 +24,10 @@ FLOORS = (
     ("values",),
     ("operators", "statistics"),
     ("packed", "torch_internals"),
-    ("memory", "words", "schema", "errors"),
+    ("memory", "words", "schema", "errors", "version"),
 )
 FLOOR = {room: len(FLOORS) - i for i, floor in enumerate(FLOORS) for room in floor}
-WITHOUT_TORCH = ("trace", "export", "analysis", "reading", "sink", "writing", "packed", "memory", "words", "schema", "errors")
+WITHOUT_TORCH = ("trace", "export", "analysis", "reading", "sink", "writing", "packed", "memory", "words", "schema", "errors", "version")
 
 
 def modules() -> dict[str, Path]:

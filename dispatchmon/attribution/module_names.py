@@ -33,7 +33,7 @@ class Known:
 
     def name_below(self, caller: str | None) -> int:
         """Which of its names a module goes by: one registered more than once has the name below its caller."""
-        if len(self.names) == 1 or caller is None:
+        if caller is None:
             return 0
         prefix = caller + "." if caller else ""
         return next((i for i, name in enumerate(self.names) if name.startswith(prefix)), 0)

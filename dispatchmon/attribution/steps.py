@@ -120,13 +120,12 @@ class Steps:
             self.enter(FORWARD)
 
     def still_optimizing(self, frame: FrameType) -> bool:
-        """Whether the optimizer that began to step runs in this frame; torch calls no hook when `step` raises."""
-        if id(frame.f_code) not in self.codes:
-            if not runs_below(frame, self.code):
-                self.left_optimizer_by_exception()
-                return False
-            if is_of_optimizers(frame.f_code):
-                self.codes[id(frame.f_code)] = frame.f_code
+        """Whether the optimizer that began to step leads to this frame; torch calls no hook when `step` raises."""
+        if not runs_below(frame, self.code):
+            self.left_optimizer_by_exception()
+            return False
+        if is_of_optimizers(frame.f_code):
+            self.codes[id(frame.f_code)] = frame.f_code
         return True
 
     def left_optimizer_by_exception(self) -> None:

@@ -1,3 +1,5 @@
 """
-A trace in foreign formats, one file per format. Each is given a trace and a path; what is at the path is the caller's care.
+The rows of a trace in a foreign format.
+
+The files of a trace and a place to write come in; a file or folder goes out. Imported by `trace.py` and the command line.
 """

@@ -1,1 +1,6 @@
-"""What the hot path hands to the thread that writes: integers, and what they stand for. Without torch."""
+"""
+What the hot path hands over: integers, and the tables of what they stand for.
+
+The thread that records appends to these buffers; the thread that writes reads them as numpy arrays. Both halves of a recording
+import this room, which knows neither of them, and no torch.
+"""

@@ -11,15 +11,14 @@ import torch
 from torch import nn
 
 from dispatchmon.schema import FORMAT_VERSION
+from dispatchmon.version import VERSION
 
 
 def metadata(model: nn.Module | None, rank: int, world_size: int) -> dict[str, Any]:
     """The process, the model and the command; `recording.py` adds what it was asked for."""
-    from dispatchmon import __version__
-
     return {
         "format": FORMAT_VERSION,
-        "dispatchmon": __version__,
+        "dispatchmon": VERSION,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
