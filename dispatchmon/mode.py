@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -20,6 +21,9 @@ from dispatchmon.recording.assembly import Recording
 from dispatchmon.schema import PHASES, STATISTICS
 from dispatchmon.settings import Settings, StepPattern, checked
 from dispatchmon.torch_internals import DisableTorchFunction, load_dynamo
+
+if TYPE_CHECKING:
+    from dispatchmon.trace import Trace
 
 OPEN: list[DispatchMonitor] = []
 
@@ -142,6 +146,42 @@ class DispatchMonitor:
     def current_step(self) -> int:
         """The step that runs now; 0 outside the block."""
         return 0 if self._recording is None else self._recording.tracker.steps.number
+
+    @property
+    def trace(self) -> Trace:
+        """
+        What was written, opened for reading; of several ranks this one's file.
+
+        Raises:
+            MonitorStateError: the block was not entered, or not left yet.
+            TraceNotFoundError, NotATraceError: as of `open_trace`; `error` says what went wrong while it was written.
+        """
+        from dispatchmon.trace import open_trace  # what reads a trace is loaded when one is read
+
+        if self.path is None:
+            raise MonitorStateError(
+                "there is no trace yet: enter the monitor, as `with monitor:`, and train in the block"
+            )
+        if self._recording is not None:
+            raise MonitorStateError(f"{self.path} is still being written: leave the monitor's with block first")
+        return open_trace(self.path)
+
+    def __repr__(self) -> str:
+        model = None if self._model is None else self._model()
+        whose = (
+            "" if self._model is None else f" of {'a model that is gone' if model is None else type(model).__name__}"
+        )
+        if self._recording is not None:
+            state = f"writing {self.path}, step {self.current_step}"
+        elif self.path is None:
+            state = "not entered yet"
+        else:
+            state = (
+                f"wrote {self.path}"
+                if self.error is None
+                else f"stopped by {type(self.error).__name__}, wrote {self.path}"
+            )
+        return f"<DispatchMonitor{whose}: {state}>"
 
     def step(self) -> None:
         """End a step. Once this is called, neither an optimizer nor a call of the model ends one."""
