@@ -91,6 +91,11 @@ def seen_by_trace(path: str, module: str, role: str) -> Statistics:
     return first["min"], first["max"], first["mean"]
 
 
+def line(label: str, statistics: Statistics) -> str:
+    """A line of the table; a mean that is rounding noise below 0 is 0.0000, not -0.0000."""
+    return f"{label:32}" + "".join(f"{round(x, 4) + 0.0:10.4f}" for x in statistics)
+
+
 def main() -> None:
     """Train, say how well, and compare what a hook sees with what the trace holds."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
@@ -116,12 +121,9 @@ def main() -> None:
     if not options.no_monitor:
         print("\nThe first call of `block.relu1`, an nn.ReLU(inplace=True):\n")
         print(f"{'':32}{'min':>10}{'max':>10}{'mean':>10}")
-        for label, (low, high, mean) in {
-            "input, says a forward hook": hooked[0],
-            "input, says the trace": seen_by_trace(options.trace, "block.relu1", "input"),
-            "output, says the trace": seen_by_trace(options.trace, "block.relu1", "output"),
-        }.items():
-            print(f"{label:32}{low:10.4f}{high:10.4f}{mean:10.4f}")
+        print(line("input, says a forward hook", hooked[0]))
+        print(line("input, says the trace", seen_by_trace(options.trace, "block.relu1", "input")))
+        print(line("output, says the trace", seen_by_trace(options.trace, "block.relu1", "output")))
         print("\nThe hook ran after the ReLU had written over its input, so it reports the output twice.")
 
 
