@@ -89,6 +89,13 @@ def test_a_non_finite_value_always_alarms(value, record_):
     assert {row["role"] for row in alerts(rows)} >= {"output", "grad_input"}
 
 
+def test_zero_is_said_without_a_sign():
+    """Which zero a minimum is, -0 or 0, is no news."""
+    model, rule = nn.Identity(), Rule(role="output", statistic="min", below=1)
+    with pytest.warns(RuntimeWarning, match=r": min is 0 \(rule: \* output min below 1\)$"):
+        record(lambda: model(torch.tensor([-0.0, 2.0])), model, rules=[rule], **BOTH)
+
+
 def test_infinite_elements_count_in_max_min_norm_and_magnitude():
     """The trace's statistics are of finite elements; a rule about a largest value is not blind to +Inf, nor one about a smallest to -Inf."""
     model = nn.Identity()

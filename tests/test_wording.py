@@ -2,6 +2,7 @@
 How the command line says a number, a duration, a name.
 """
 
+from dispatchmon.sentences import figure
 from dispatchmon_cli.wording import (
     count,
     counted,
@@ -21,6 +22,9 @@ def test_numbers_as_they_are_said():
     assert [counted(n, "write") for n in (0, 1, 1240)] == ["0 writes", "1 write", "1 240 writes"]
     assert [number(x) for x in (41.2, 3.1e-05, 65504.0, 0.0, 3.4028234e38, 1.23456, -2.0, 1e6)] == [
         *("41.2", "3.1e-05", "65504", "0", "3.403e+38", "1.235", "-2", "1e+06"),
+    ]
+    assert [(number(x), figure(x)) for x in (-0.0, -3.1e-09, -5e-324)] == [
+        *(("0", "0"), ("-3.1e-09", "-3.1e-09"), ("-4.941e-324", "-4.941e-324")),
     ]
     assert [size(n) for n in (0, 850, 999, 1000, 12_345_678, 5 * 10**12)] == [
         *("0 B", "850 B", "999 B", "1.0 kB", "12.3 MB", "5000.0 GB"),

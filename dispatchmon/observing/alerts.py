@@ -50,8 +50,9 @@ class Hit:
         if self.rule.nonfinite:
             held = " and ".join(f"{n} {what}" for n, what in ((self.nan, "NaN"), (self.inf, "Inf")) if n)
             return f"{who} has {held}"
-        usual = "" if self.usual is None else f", {self.value / self.usual:.3g} times its running mean"
-        return f"{who}: {self.rule.statistic} is {self.value:.4g}{usual} (rule: {self.rule})"
+        value = self.value + 0.0  # no -0
+        usual = "" if self.usual is None else f", {value / self.usual:.3g} times its running mean"
+        return f"{who}: {self.rule.statistic} is {value:.4g}{usual} (rule: {self.rule})"
 
 
 def sayable(value: float) -> float | str:
