@@ -11,7 +11,7 @@ from dispatchmon import DispatchMonitor, open_trace
 from dispatchmon.schema import CLOSING, METADATA
 from dispatchmon_cli.group import COMMANDS
 from make_format import document
-from make_outputs import differences, scrub
+from make_outputs import alike, difference, differences
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -39,10 +39,37 @@ def test_outputs_are_current(tmp_path):
     assert differences(tmp_path) == ""
 
 
-def test_scrubbing_keeps_counts():
-    """Times, sizes, shares and decimals are not compared, and neither is padding; counts and words are."""
-    assert scrub("relu_  44  12.5 ms   3 MB  97 %  0.25 -1e-3") == scrub("relu_ 44   1.5 s  10.25 kB  9.1 %  0.5 -1e-3")
-    assert scrub("relu_  44") != scrub("relu_  45")
+@pytest.mark.parametrize(("shown", "printed", "same"), [
+    ("relu_  44  12.5 ms   3", "relu_ 44   1.5 s  3", True),  # times and padding
+    ("took 3 min 20 s", "took 850 µs", True),
+    ("relu_  44", "relu_  45", False),  # a count
+    ("relu_  1 044", "relu_  1 045", False),
+    ("relu_  44", "relu  44", False),  # a word
+    ("relu_  44  12.5 ms", "relu_  44  12.5", False),
+    ("at net.py:19", "at net.py:20", False),
+    ("-5.0801  0.0000", "-5.0800  -0.0000", True),  # rounding
+    ("-5.0801", "5.0801", False),
+    ("0.3917", "0.4321", False),
+    ("0.3917", "0.0000", False),
+    ("largest 5.5, 1.3e-05", "largest 5.554, 1.31e-05", True),
+    ("largest 5.5", "largest 6.5", False),
+    ("largest 5.5", "largest nan", False),
+    ("largest 128", "largest 127", False),  # a whole value is exact
+    ("accuracy 98.6%", "accuracy 97.2%", True),
+    ("accuracy 98.6%", "accuracy 9.8%", False),
+    ("in 1.0 MB", "in 990 kB", True),
+    ("in 1.0 MB", "in 2.1 MB", False),
+])  # fmt: skip
+def test_what_may_differ_between_machines(shown, printed, same):
+    """Times may; measured numbers, shares and sizes by a little; counts, whole values, signs and words may not."""
+    assert alike(shown, printed) == alike(printed, shown) == same
+    assert (difference(shown, printed) == []) == same
+
+
+def test_a_line_more_or_less_is_a_difference():
+    """Also when every line that both have is the same."""
+    assert difference("a 1\nb 2\n", "a 1\n")
+    assert difference("a 1\n", "a 1\nb 2\n")
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
