@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,13 @@ def rows_of(path: Path | str) -> list[Row]:
     """All rows of a trace, by pyarrow alone."""
     with pa.ipc.open_file(str(path)) as reader:
         return reader.read_all().to_pylist()
+
+
+def until(holds: Callable[[], bool], seconds: float = 60) -> None:
+    """Wait for what another thread or process does, as long as a busy machine needs; the test then says what it did."""
+    end = time.monotonic() + seconds
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.01)
 
 
 def record(run: Callable[[], Any], model: Any = None, **settings: Any) -> list[Row]:

@@ -169,11 +169,13 @@ def test_a_killed_program_leaves_what_was_on_the_device(tmp_path):
 
 KILLED = """
 import os, sys, time, torch
-from dispatchmon import DispatchMonitor
+from dispatchmon import DispatchMonitor, open_trace
 from dispatchmon.recording import handover
 handover.BATCH_NS = 200_000_000
 with DispatchMonitor(None, sys.argv[1], quiet=True):
     torch.arange(7.0)
-    time.sleep(1.5)
+    end = time.monotonic() + 60
+    while not open_trace(sys.argv[1]).scan(["op"]).read_all().num_rows and time.monotonic() < end:
+        time.sleep(0.02)
     os.kill(os.getpid(), 9)
 """

@@ -14,9 +14,14 @@ from torch import nn
 from dispatchmon import DispatchMonitor
 from dispatchmon.recording import handover
 from dispatchmon.trace import open_trace
-from recorded import rows_of
+from recorded import rows_of, until
 
 VARIABLE = {"start_ns", "duration_ns", "storage"}  # from run to run
+
+
+def on_disk(path, column):
+    """This column of what a reader finds while the program goes on."""
+    return open_trace(path).scan([column]).read_all()[column].to_pylist()
 
 
 def train(steps):
@@ -80,8 +85,9 @@ def test_an_idle_program_is_written_after_one_interval(tmp_path, monkeypatch, ve
     with DispatchMonitor(None, path, quiet=True, verify_values=verify):
         for _ in range(10):
             x.add(1.5)
-        time.sleep(0.4)
-        assert open_trace(path).scan(["event"]).read_all()["event"].to_pylist() == [i // 2 for i in range(20)]
+        until(lambda: len(on_disk(path, "event")) >= 20)
+        time.sleep(0.15)  # further intervals, in which nothing is to be written
+        assert on_disk(path, "event") == [i // 2 for i in range(20)]
         for _ in range(10):
             x.add(2.5)
     rows = rows_of(path)
@@ -96,8 +102,8 @@ def test_a_long_operator_does_not_keep_back_what_came_before(tmp_path, monkeypat
 
     @torch.library.custom_op("dispatchmon_tests::slow", mutates_args=())
     def slow(x: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.4)
-        seen.extend(open_trace(path).scan(["op"]).read_all()["op"].to_pylist())
+        until(lambda: len(on_disk(path, "op")) >= 4)
+        seen.extend(on_disk(path, "op"))
         return x + 1
 
     x = torch.ones(2)
@@ -120,7 +126,7 @@ def test_an_undeclared_write_is_found_after_a_copy(tmp_path, monkeypatch):
         x.exp()
         memory[0] = 3
         x.exp()
-        time.sleep(0.4)
+        until(lambda: len(on_disk(path, "event")) >= 4)
         x.exp()
     (hazard,) = [row for row in rows_of(path) if row["kind"] == "hazard"]
     assert (hazard["forward_event"], hazard["cause_event"], hazard["mutation"]) == (0, 1, "undeclared")
