@@ -20,12 +20,14 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 import torch._dynamo  # otherwise each child would import it with its first operator
 
-from dispatchmon import DispatchMonitor
+from dispatchmon import DispatchMonitor, open_trace
+from dispatchmon.errors import DispatchmonError
 from dispatchmon.recording import handover
 from dispatchmon.sink import Sink
 from dispatchmon.writing.converter import Converter
@@ -63,8 +65,13 @@ def at(step, action):
 
 
 def settle():
-    """Until the thread has written what it was given."""
-    time.sleep(0.3)
+    """Wait until the thread has written the six rows of this step too, or failed; a busy machine needs its time."""
+    monitor, end = monitors[-1], time.monotonic() + 30
+    while monitor._recording.sink.error is None and time.monotonic() < end:
+        with suppress(OSError, DispatchmonError):  # parts of a flight recorder go while they are read
+            if open_trace(monitor.path).scan(["step"]).read_all()["step"].to_pylist().count(monitor.current_step) == 6:
+                return
+        time.sleep(0.02)
 
 
 def kill_self(how):
@@ -216,11 +223,19 @@ def flight_recorder_killed(path):
     train(path, lambda step: kill_self(signal.SIGKILL) if step == 30 else time.sleep(0.01), keep_last=5)
 
 
+def waiting(pid):
+    """Nanoseconds that the threads of a process have waited for a processor, where the kernel counts them."""
+    with suppress(OSError):
+        return sum(int(each.read_text().split()[1]) for each in Path(f"/proc/{pid}/task").glob("*/schedstat"))
+    return 0
+
+
 def kill_children(folder, how_many):
     """
     Kill children at random times, also before their first operator and inside an operator.
 
-    For each, the JSON has the time of its death, and of each step the time at which it had ended.
+    For each, the JSON has the time of its death, of each step the time at which it had ended, and for how long its
+    threads were ready to run and others had the processors.
     """
     chance, found = random.Random(0), []
     handover.BATCH_ROWS = 2000
@@ -236,11 +251,11 @@ def kill_children(folder, how_many):
                     monitor.step()
                     ended[step] = time.perf_counter_ns()
         time.sleep(chance.uniform(0.05, 0.7))
-        killed = time.perf_counter_ns()
+        killed, kept_waiting = time.perf_counter_ns(), waiting(pid)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         times = list(memoryview(log).cast("q"))
-        found.append({"killed": killed, "ended": times[: times.index(0)]})
+        found.append({"killed": killed, "ended": times[: times.index(0)], "kept_waiting": kept_waiting})
     print(json.dumps(found))
 
 
