@@ -139,7 +139,7 @@ def torn_batch(path):
 
     def limit():
         writer.room_after = lambda number, end: (1 << 40, 0)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (70_000, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))
 
     def between(step):
         if step == 5:
