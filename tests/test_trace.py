@@ -100,31 +100,33 @@ def test_every_cut_is_read_or_refused_in_one_line(tmp_path):
     assert seen == {"refused", 0, 4, 8, 10}
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_damaged_bytes_never_end_in_another_error(tmp_path, seed):
+def test_damaged_bytes_never_end_in_another_error(tmp_path):
     """Bytes overwritten at random lead to a reading or to a NotATraceError, in a process that lives on."""
     path = write_trace(tmp_path / "trace.arrow", [{"module": "m" * (i % 3), "shape": [i]} for i in range(12)])
     script = """
 import random, sys
 from dispatchmon.errors import NotATraceError, TraceVersionError
 from dispatchmon.trace import open_trace
-path, seed = sys.argv[1], int(sys.argv[2])
-data, chance, met = open(path, "rb").read(), random.Random(seed), 0
-for _ in range(60):
-    damaged = bytearray(data)
-    for _ in range(chance.choice((1, 2, 8, 64))):
-        damaged[chance.randrange(len(data))] = chance.choice((0, 1, 127, 128, 255))
-    open(path, "wb").write(damaged)
-    try:
-        open_trace(path).scan().read_all()
-    except (NotATraceError, TraceVersionError):
-        met += 1
-print("survived", met > 0)
+path = sys.argv[1]
+data = open(path, "rb").read()
+for seed in range(8):
+    chance, met = random.Random(seed), 0
+    for _ in range(60):
+        damaged = bytearray(data)
+        for _ in range(chance.choice((1, 2, 8, 64))):
+            damaged[chance.randrange(len(data))] = chance.choice((0, 1, 127, 128, 255))
+        open(path, "wb").write(damaged)
+        try:
+            open_trace(path).scan().read_all()
+        except (NotATraceError, TraceVersionError):
+            met += 1
+    print(f"survived {seed}", met > 0)
 """
     done = subprocess.run(
-        [sys.executable, "-c", script, str(path), str(seed)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=False
     )
-    assert (done.stdout, done.stderr, done.returncode) == ("survived True\n", "", 0)
+    survived = "".join(f"survived {seed} True\n" for seed in range(8))
+    assert (done.stdout, done.stderr, done.returncode) == (survived, "", 0)
 
 
 @pytest.mark.parametrize(
