@@ -1,5 +1,6 @@
 """What `import dispatchmon` gives, and what it costs."""
 
+import functools
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import dispatchmon
 from dispatchmon import errors
 
 
+@functools.cache
 def modules_after(statement):
     """Return the names of the modules that a fresh interpreter has loaded after the statement."""
     command = [sys.executable, "-c", f"{statement}\nimport sys\nprint(*sys.modules)"]
