@@ -2,7 +2,7 @@
 How the command line says a number, a duration, a name.
 """
 
-from dispatchmon.sentences import figure
+from dispatchmon.words.nonfinite import figure
 from dispatchmon_cli.wording import (
     count,
     counted,
