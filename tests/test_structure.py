@@ -62,6 +62,7 @@ def test_json(path, capsys):
             {"arg": "output", "dtype": "float32", "shape": [2, 1], "count": 1},
             {"arg": "output", "dtype": "float32", "shape": [5, 1], "count": 1},
         ],
+        "same_as": None,
     }
 
 

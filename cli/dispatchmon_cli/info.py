@@ -10,10 +10,10 @@ from typing import Any
 
 import click
 
-from dispatchmon.trace import TraceFile
-from dispatchmon_cli.layout import Cells
+from dispatchmon.reading.trace_file import TraceFile
+from dispatchmon.words.figures import count, counted, duration, number, size
+from dispatchmon.words.tables import Cells
 from dispatchmon_cli.options import Request, reads_trace
-from dispatchmon_cli.wording import count, counted, duration, number, size
 
 _FROM_METADATA = (
     *("format", "dispatchmon", "torch", "python", "platform", "statistics_backend", "threads", "flush"),

@@ -1,3 +1,3 @@
 """
-Questions to a trace: a `Trace` in, plain frozen dataclasses out. Prints nothing, and needs no torch.
+Questions to a trace: `TraceFiles` in, plain frozen dataclasses out. Prints nothing, and needs no torch.
 """
