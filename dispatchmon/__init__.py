@@ -6,6 +6,9 @@ See every number a model computes, and who wrote over it.
     with DispatchMonitor(model, "trace.arrow"):
         train(model)
 
+    trace = open_trace("trace.arrow")
+    print(trace.summarize())
+
 Importing this package loads neither torch nor pyarrow; the first use of `DispatchMonitor` or `open_trace` does.
 """
 
@@ -28,22 +31,31 @@ from dispatchmon.errors import (
 )
 
 if TYPE_CHECKING:
+    from dispatchmon.analysis.audit import Audit
+    from dispatchmon.analysis.nonfinite import NonFinite
+    from dispatchmon.analysis.structure import Structure
+    from dispatchmon.analysis.summary import Summary
     from dispatchmon.mode import DispatchMonitor
     from dispatchmon.observing.alerts import Rule
-    from dispatchmon.trace import open_trace
+    from dispatchmon.trace import Trace, open_trace
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AlertError",
+    "Audit",
     "DispatchMonitor",
     "DispatchmonError",
     "HazardError",
     "MonitorStateError",
+    "NonFinite",
     "NonFiniteError",
     "NotATraceError",
     "Rule",
     "SettingError",
+    "Structure",
+    "Summary",
+    "Trace",
     "TraceExistsError",
     "TraceNotFoundError",
     "TraceVersionError",
@@ -52,7 +64,16 @@ __all__ = [
 ]
 
 
-_HOMES = {"Rule": "dispatchmon.observing.alerts", "DispatchMonitor": "dispatchmon.mode", "open_trace": "dispatchmon.trace"}
+_HOMES = {
+    "Audit": "dispatchmon.analysis.audit",
+    "DispatchMonitor": "dispatchmon.mode",
+    "NonFinite": "dispatchmon.analysis.nonfinite",
+    "Rule": "dispatchmon.observing.alerts",
+    "Structure": "dispatchmon.analysis.structure",
+    "Summary": "dispatchmon.analysis.summary",
+    "Trace": "dispatchmon.trace",
+    "open_trace": "dispatchmon.trace",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -64,10 +64,11 @@ def interval(argument: str, given: Interval) -> Range:
         return None, None
     if isinstance(given, str):
         found = read_interval(given)
+    elif isinstance(given, tuple):
+        if len(given) == 2 and all(end is None or is_number(end) for end in given):
+            found = given
     elif is_number(given):
-        found = int(given), int(given) + 1  # type: ignore[call-overload]
-    elif isinstance(given, tuple) and len(given) == 2 and all(end is None or is_number(end) for end in given):
-        found = given
+        found = given, given + 1
     if found is None:
         raise SettingError(
             f'{argument} is {given!r}: give a number, "10:20" or (10, 20), which is from 10 up to, not including, 20; '
@@ -111,7 +112,7 @@ def numbers(argument: str, given: Numbers) -> tuple[int, ...]:
     found = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
     if not found or not all(is_number(each) for each in found):
         raise SettingError(f"{argument} is {given!r}: give a number or several, as (0, 3)")
-    return tuple(int(each) for each in found)  # type: ignore[call-overload]
+    return found
 
 
 def word(argument: str, given: object, known: Sequence[str]) -> str:

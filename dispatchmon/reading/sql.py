@@ -65,14 +65,14 @@ def _require_one_select(connection: duckdb.DuckDBPyConnection, statement: str) -
 
 def looked_at(connection: duckdb.DuckDBPyConnection, statement: str) -> list[str]:
     """The columns of a trace that a statement looks at, by DuckDB's own parser; all of them where that is not sure."""
-    parsed = connection.execute("SELECT json_serialize_sql(text) FROM (VALUES (?::VARCHAR)) AS given(text)", [statement])
-    row = parsed.fetchone()
-    nodes = list(_nodes(json.loads(row[0]) if row else {}))
+    parse = "SELECT json_serialize_sql(text) FROM (VALUES (?::VARCHAR)) AS given(text)"
+    parsed = connection.execute(parse, [statement]).fetchall()[0][0]
+    nodes = list(_nodes(json.loads(parsed)))
     tables = {str(node["alias"]).lower() for node in nodes if "class" not in node and node.get("alias")} | {"trace"}
     for node in nodes:
         if node.get("class") in ("STAR", "POSITIONAL_REFERENCE") or node.get("ref_type") == "NATURAL":
             return list(COLUMN_NAMES)
-        names = node.get("column_names") or ()
+        names = node.get("column_names") or []
         if len(names) == 1 and str(names[0]).lower() in tables - set(COLUMN_NAMES):  # the whole row
             return list(COLUMN_NAMES)
     words = {str(word).lower() for node in nodes for word in _texts(node)}
