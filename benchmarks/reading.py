@@ -23,11 +23,11 @@ run = lambda path: summarize(open_trace(path), {by!r}, top=20).totals.rows
 DUCKDB = """
 import duckdb
 import pyarrow.dataset
-from dispatchmon.analysis import summary
+from dispatchmon.analysis.summary.find import groups_sql
 
 def run(path):
     trace = pyarrow.dataset.dataset(path, format="ipc")
-    sql = summary.groups_sql({by!r}, "calls")
+    sql = groups_sql({by!r}, "calls")
     duckdb.execute("SET enable_progress_bar = false")
     return duckdb.execute(sql, {{"top": 20}}).fetchdf()["rows"][0].item()
 """

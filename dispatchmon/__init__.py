@@ -6,6 +6,9 @@ See every number a model computes, and who wrote over it.
     with DispatchMonitor(model, "trace.arrow"):
         train(model)
 
+    trace = open_trace("trace.arrow")
+    print(trace.summarize())
+
 Importing this package loads neither torch nor pyarrow; the first use of `DispatchMonitor` or `open_trace` does.
 """
 
@@ -29,20 +32,29 @@ from dispatchmon.errors import (
 from dispatchmon.version import VERSION as __version__
 
 if TYPE_CHECKING:
+    from dispatchmon.analysis.audit import Audit
+    from dispatchmon.analysis.nonfinite import NonFinite
+    from dispatchmon.analysis.structure import Structure
+    from dispatchmon.analysis.summary import Summary
     from dispatchmon.mode import DispatchMonitor
     from dispatchmon.observing.rules import Rule
-    from dispatchmon.trace import open_trace
+    from dispatchmon.trace import Trace, open_trace
 
 __all__ = [
     "AlertError",
+    "Audit",
     "DispatchMonitor",
     "DispatchmonError",
     "HazardError",
     "MonitorStateError",
+    "NonFinite",
     "NonFiniteError",
     "NotATraceError",
     "Rule",
     "SettingError",
+    "Structure",
+    "Summary",
+    "Trace",
     "TraceExistsError",
     "TraceNotFoundError",
     "TraceVersionError",
@@ -52,8 +64,13 @@ __all__ = [
 
 
 _HOMES = {
-    "Rule": "dispatchmon.observing.alerts",
+    "Audit": "dispatchmon.analysis.audit",
     "DispatchMonitor": "dispatchmon.mode",
+    "NonFinite": "dispatchmon.analysis.nonfinite",
+    "Rule": "dispatchmon.observing.rules",
+    "Structure": "dispatchmon.analysis.structure",
+    "Summary": "dispatchmon.analysis.summary",
+    "Trace": "dispatchmon.trace",
     "open_trace": "dispatchmon.trace",
 }
 

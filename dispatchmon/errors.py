@@ -2,7 +2,7 @@
 The exceptions a user can meet.
 
     DispatchmonError                 every error of this package
-     ├── SettingError                an argument of DispatchMonitor that cannot be meant (also a ValueError)
+     ├── SettingError                an argument that cannot be meant (also a ValueError)
      ├── MonitorStateError           a monitor used out of turn: entered twice, stepped while it is closed
      ├── TraceExistsError            the file to be written is there already
      ├── TraceNotFoundError          there is nothing to read at this path
@@ -23,7 +23,7 @@ class DispatchmonError(Exception):
 
 
 class SettingError(DispatchmonError, ValueError):
-    """An argument of `DispatchMonitor` that cannot be meant."""
+    """An argument of `DispatchMonitor`, or of a question to a `Trace`, that cannot be meant."""
 
 
 class MonitorStateError(DispatchmonError, RuntimeError):

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-FORMAT_MAJOR, FORMAT_MINOR = 1, 0
+FORMAT_MAJOR, FORMAT_MINOR = 1, 1
+COLUMNS_MINOR = 0  # the minor version since which every column is there
 FORMAT_VERSION = f"{FORMAT_MAJOR}.{FORMAT_MINOR}"
 METADATA_KEY = b"dispatchmon"  # of the schema: JSON about the run, known when the trace is opened
 CLOSING_KEY = b"dispatchmon.closing"  # of the last, empty batch: JSON about the run, known when the trace is closed
@@ -112,7 +113,7 @@ COLUMNS = (
 
 # The keys of the two JSON documents of a trace.
 METADATA = {
-    "format": "version of this format, as `1.0`",
+    "format": "version of this format, as `1.1`",
     "dispatchmon": "version of dispatchmon that wrote it",
     "torch": "version of PyTorch",
     "python": "version of Python",
@@ -120,7 +121,8 @@ METADATA = {
     "rank": "rank of the process in its group; 0 without one",
     "world_size": "number of processes in the group; 1 without one",
     "model": "class of the model; null if none was given",
-    "modules": "`{name, class}` of each module of the model; one that is registered twice is there under both names",
+    "modules": "`{name, class}` of each module of the model; one that is registered several times is there under each of its names, "
+    "and all but the first have `same_as`, the first name (since 1.1)",
     "parameters": "`{name, shape, dtype}` of each parameter; the shape of a lazy one is null",
     "settings": "the arguments of the monitor",
     "statistics_backend": "what computed the statistics on the CPU: `native` (the C kernel), `torch` (its reductions) or `deferred` (those of another device, for tests); null without statistics",

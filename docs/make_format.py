@@ -56,6 +56,7 @@ version changes what is there: an older reader refuses the file with an error th
 | version | change |
 |---|---|
 | 1.0 | first version |
+| 1.1 | `same_as` in the metadata's `modules` |
 """
 
 

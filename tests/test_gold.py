@@ -4,6 +4,8 @@ The gold trace of each minor version of the format: whatever comes later goes on
 
 from pathlib import Path
 
+import pytest
+
 from dispatchmon.analysis.summary import summarize
 from dispatchmon.schema import FORMAT_VERSION, SCHEMA
 from dispatchmon.trace import open_trace
@@ -16,9 +18,10 @@ def test_there_is_one_for_the_current_version():
     assert (FOLDER / f"trace-{FORMAT_VERSION}.arrow").exists()
 
 
-def test_format_1_0():
-    """Its numbers are those worked out by hand for the network in make_gold.py."""
-    trace = open_trace(FOLDER / "trace-1.0.arrow")
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_numbers(version):
+    """They are those worked out by hand for the network in make_gold.py."""
+    trace = open_trace(FOLDER / f"trace-{version}.arrow")
     assert (trace.complete, trace.warnings, trace.rows) == (True, (), 164)
     table = trace.scan().read_all()
     assert table.schema.equals(SCHEMA)
@@ -32,3 +35,10 @@ def test_format_1_0():
     assert (quotient["nan"], quotient["inf"], quotient["posinf"], quotient["max"]) == (1, 2, 1, None)
     totals = summarize(trace).totals
     assert (totals.calls, totals.writes, totals.nan, totals.inf, totals.steps) == (70, 10, 1, 2, 3)
+
+
+def test_format_1_1_says_which_names_are_one_module():
+    """The ReLU of the network has a second name, which says so; before 1.1 no name did."""
+    modules = {version: open_trace(FOLDER / f"trace-{version}.arrow").structure().modules for version in ("1.0", "1.1")}
+    assert {m.name: m.same_as for m in modules["1.1"]} == {"": None, "0": None, "1": None, "2": None, "2.again": "1"}
+    assert {m.same_as for m in modules["1.0"]} == {None}

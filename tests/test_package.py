@@ -22,14 +22,19 @@ def test_exported_names():
     """The public names are these and no others."""
     assert dispatchmon.__all__ == [
         "AlertError",
+        "Audit",
         "DispatchMonitor",
         "DispatchmonError",
         "HazardError",
         "MonitorStateError",
+        "NonFinite",
         "NonFiniteError",
         "NotATraceError",
         "Rule",
         "SettingError",
+        "Structure",
+        "Summary",
+        "Trace",
         "TraceExistsError",
         "TraceNotFoundError",
         "TraceVersionError",
@@ -65,7 +70,7 @@ def test_import_is_light(heavy):
 
 def test_reading_needs_no_torch():
     """Opening traces does not load torch."""
-    assert "torch" not in modules_after("from dispatchmon import open_trace")
+    assert "torch" not in modules_after("from dispatchmon import Audit, NonFinite, Structure, Summary, Trace, open_trace")
 
 
 def test_monitor_loads_torch_only_when_named():

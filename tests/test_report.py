@@ -132,15 +132,15 @@ def test_interrupt_is_quiet(tmp_path):
     folder = tmp_path / "reports"
     folder.mkdir()
     script = """
-import sys, time, dispatchmon.trace as t
+import sys, time, dispatchmon.reading.trace_file as t
 from dispatchmon_cli import main
-batches = t._batches
+batches = t.batches
 def slowly(*a, **k):
     for batch in batches(*a, **k):
         print("reading", file=sys.stderr, flush=True)
         time.sleep(0.5)
         yield batch
-t._batches = slowly
+t.batches = slowly
 sys.exit(main(sys.argv[1:]))
 """
     path = write_trace(tmp_path / "trace.arrow", FINITE)

@@ -104,11 +104,11 @@ def test_closing_line_says_what_was_written_and_the_next_command(tmp_path: Path,
     with DispatchMonitor(MODEL, path):
         MODEL(torch.full((1, 2), torch.nan))
     out, err = capfd.readouterr()
-    size = path.stat().st_size / 1e6
+    size = path.stat().st_size / 1e3
     assert out == ""
     # addmm and t of the linear layer, relu and its detach; full came before the block's model call but inside the block
     assert err == (
-        f"dispatchmon: 5 operators in 1 step to {path} ({size:.1f} MB), 0 in-place writes, first NaN in aten.full.default, "
+        f"dispatchmon: 5 operators in 1 step to {path} ({size:.1f} kB), 0 in-place writes, first NaN in aten.full.default, "
         f"step 0. Next: dispatchmon nonfinite {path}\n"
     )
 

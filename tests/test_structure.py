@@ -62,6 +62,7 @@ def test_json(path, capsys):
             {"arg": "output", "dtype": "float32", "shape": [2, 1], "count": 1},
             {"arg": "output", "dtype": "float32", "shape": [5, 1], "count": 1},
         ],
+        "same_as": None,
     }
 
 
@@ -71,3 +72,42 @@ def test_a_trace_of_operators_alone(tmp_path, capsys):
     assert out.splitlines()[-1] == (
         'No module call is in this trace: record it with record=("modules",); stats=() is enough.'
     )
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """One block under two names, each called once, and with a layer inside; a recorded trace."""
+    path = tmp_path_factory.mktemp("shared") / "trace.arrow"
+    block = nn.Sequential(nn.Linear(2, 2))
+    model = nn.Sequential(block, block)
+    with DispatchMonitor(model, path, record=("modules",), stats=(), quiet=True):
+        model(torch.ones(1, 2))
+    return path
+
+
+def test_a_module_under_several_names_is_counted_once(shared, capsys):
+    """Every later name says which module it is; the calls of all names add up, and none is counted twice."""
+    assert run(capsys, "structure", shared)[1] == """\
+module   class              calls  inputs          outputs
+(model)  Sequential         1      [1, 2] float32  [1, 2] float32
+  0      Sequential         2      [1, 2] float32  [1, 2] float32
+    0    Linear             2      [1, 2] float32  [1, 2] float32
+  1      Sequential (is 0)  -      -               -
+    0    Linear (is 0.0)    -      -               -
+
+3 of 3 modules recorded, 5 calls.
+"""
+    answer = json.loads(run(capsys, "structure", shared, "--format", "json")[1])
+    assert [(m["name"], m["same_as"]) for m in answer["modules"]] == [
+        *(("", None), ("0", None), ("0.0", None), ("1", "0"), ("1.0", "0.0")),
+    ]
+
+
+def test_of_the_second_name_alone(tmp_path, capsys):
+    """With a filter the name still says what it is."""
+    modules = [{"name": "", "class": "Net"}, {"name": "a", "class": "L"}, {"name": "b", "class": "L", "same_as": "a"}]
+    rows = [{"kind": "module", "op": "L", "module": "b", "arg": "input[0]", "shape": [1]}]
+    path = write_trace(tmp_path / "trace.arrow", rows, metadata={"modules": modules})
+    answer = json.loads(run(capsys, "structure", path, "--module", "b", "--format", "json")[1])
+    assert [(m["name"], m["calls"], m["same_as"]) for m in answer["modules"]] == [("b", 1, "a")]
+    assert run(capsys, "structure", path)[1].endswith("\n\n1 of 2 modules recorded, 1 call.\n")

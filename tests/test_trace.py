@@ -180,7 +180,7 @@ def test_missing_column_is_refused(tmp_path):
 
 def test_missing_column_of_an_older_minor_version_is_null(tmp_path, monkeypatch):
     """What an older minor version did not record reads as null, in complete and in cut files."""
-    monkeypatch.setattr("dispatchmon.trace.FORMAT_MINOR", 1)
+    monkeypatch.setattr("dispatchmon.reading.opening.COLUMNS_MINOR", 1)
     path = write_trace(tmp_path / "trace.arrow", TEN, schema=SCHEMA.remove(SCHEMA.get_field_index("nan")))
     assert open_trace(path).scan(["nan", "event"]).read_all()["nan"].to_pylist() == [None] * 10
     assert open_trace(path).scan(["nan"]).read_all()["nan"].to_pylist() == [None] * 10

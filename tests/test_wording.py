@@ -2,18 +2,9 @@
 How the command line says a number, a duration, a name.
 """
 
-from dispatchmon.words.nonfinite import figure
-from dispatchmon_cli.wording import (
-    count,
-    counted,
-    cut_middle,
-    duration,
-    in_module,
-    module_name,
-    number,
-    printable,
-    size,
-)
+from dispatchmon.words.figures import count, counted, duration, figure, number, size
+from dispatchmon.words.names import in_module, module_name, printable
+from dispatchmon_cli.layout import cut_middle
 
 
 def test_numbers_as_they_are_said():

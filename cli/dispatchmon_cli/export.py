@@ -18,10 +18,10 @@ from dispatchmon.export.csv import write_csv
 from dispatchmon.export.parquet import PARTITIONS, write_parquet, write_partitioned
 from dispatchmon.export.scalars import write_scalars
 from dispatchmon.export.tensorboard import SUFFIX, write_tensorboard
-from dispatchmon_cli.layout import Cells
+from dispatchmon.words.figures import counted, size
+from dispatchmon.words.tables import Cells
 from dispatchmon_cli.options import Request, reads_trace
 from dispatchmon_cli.progress import progress_bar
-from dispatchmon_cli.wording import counted, size
 
 _WRITERS = {"parquet": write_parquet, "csv": write_csv, "tensorboard": write_tensorboard, "scalars": write_scalars}
 _SUFFIXES = {"scalars": ".csv"}

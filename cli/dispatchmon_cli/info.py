@@ -10,17 +10,21 @@ from typing import Any
 
 import click
 
-from dispatchmon.trace import TraceFile
-from dispatchmon_cli.layout import Cells
+from dispatchmon.reading.trace_file import TraceFile
+from dispatchmon.words.figures import count, counted, duration, number, size
+from dispatchmon.words.tables import Cells
 from dispatchmon_cli.options import Request, reads_trace
-from dispatchmon_cli.wording import count, counted, duration, number, size
 
 _FROM_METADATA = (
     *("format", "dispatchmon", "torch", "python", "platform", "statistics_backend", "threads", "flush"),
     *("started", "command"),
 )
 _FROM_CLOSING = ("events", "rows", "steps", "writes", "undeclared_writes", "monitor_ns", "wait_ns", "kept_for_good")
-_BACKENDS = {"native": "in one pass, by the C kernel", "torch": "by torch's own reductions", "deferred": "as on a device"}
+_BACKENDS = {
+    "native": "in one pass, by the C kernel",
+    "torch": "by torch's own reductions",
+    "deferred": "as on a device",
+}
 _COLUMNS = (
     *("file", "bytes", "complete", "closed", "reason", "rank", "world_size", "model", "modules", "parameters"),
     *_FROM_CLOSING,

@@ -1,37 +1,14 @@
 """
-Tables for people, and how they are made to fit.
+How a table is made to fit a terminal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-GAP = 2  # spaces between columns
+from dispatchmon.words.tables import GAP, Cells
+
 _NARROWEST = 16  # what a name may be cut to
-
-
-@dataclass(frozen=True)
-class Cells:
-    """
-    A table for people: a column of names, then numbers (or texts, if not `numeric`), all said already.
-
-    Titles may all be empty. `alarming` cells, as (row, column), are painted red. `texts` are columns that stand to the
-    left though the others are numbers; `cut` are those that are cut in the middle where the table is too wide, and
-    `spare` those that are then left out, the first one first.
-    """
-
-    titles: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    numeric: bool = True
-    alarming: frozenset[tuple[int, int]] = frozenset()
-    texts: frozenset[int] = frozenset({0})
-    cut: frozenset[int] = frozenset({0})
-    spare: tuple[int, ...] = ()
-
-    def is_number(self, column: int) -> bool:
-        """Whether a column stands to the right."""
-        return self.numeric and column not in self.texts
 
 
 def fit(cells: Cells, widths: Sequence[int], room: int) -> dict[int, int]:
@@ -48,3 +25,11 @@ def fit(cells: Cells, widths: Sequence[int], room: int) -> dict[int, int]:
             break
         shown[widest] -= 1
     return shown
+
+
+def cut_middle(text: str, width: int) -> str:
+    """Shorten a name to `width` characters by its middle, since both ends of a module's name tell it apart."""
+    if len(text) <= width:
+        return text
+    tail = width // 2
+    return f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"

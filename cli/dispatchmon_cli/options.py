@@ -4,7 +4,7 @@ The options that every reading command shares, and what they ask for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import reduce, wraps
@@ -13,13 +13,22 @@ from typing import Any, TypeVar
 
 import click
 
+from dispatchmon.reading.arguments import read_interval
+from dispatchmon.reading.batches import Range
 from dispatchmon.reading.query import Filters
 from dispatchmon.schema import PHASES
-from dispatchmon.trace import Range, Trace, open_trace
+from dispatchmon.trace import Trace, open_trace
+from dispatchmon.words.names import printable
 from dispatchmon_cli.report import FORMATS, Report, open_report
-from dispatchmon_cli.wording import printable
 
 F = TypeVar("F", bound=Callable[..., Any])
+FOUND = 2  # exit status of a command that looks for trouble, and found some
+
+
+def warn(warnings: Iterable[str]) -> None:
+    """Say on stderr what must be known before trusting an answer."""
+    for warning in warnings:
+        click.echo(f"dispatchmon: warning: {printable(warning)}", err=True)
 
 
 @dataclass(frozen=True)
@@ -36,8 +45,7 @@ class Request:
     def open_trace(self) -> Trace:
         """Open the trace, and say on stderr what must be known before trusting it."""
         trace = open_trace(self.paths)
-        for warning in trace.warnings:
-            click.echo(f"dispatchmon: warning: {printable(warning)}", err=True)
+        warn(trace.warnings)
         return trace
 
     def on_stdout(self) -> Request:
@@ -51,13 +59,11 @@ class Request:
 
 def read_range(_: click.Context, parameter: click.Parameter, text: str) -> Range:
     """Read `a:b`, `a:`, `:b`, or one number `a`, as a half-open range."""
-    start, colon, stop = text.partition(":")
-    if not all(end.isdecimal() or (colon and not end) for end in (start, *([stop] if colon else []))):
+    found = read_interval(text)
+    if found is None:
         what = parameter.name
         raise click.BadParameter(f"{text!r} is not a range of {what}s; write a:b, as 10:20, or one {what}")
-    if not colon:
-        return int(start), int(start) + 1
-    return int(start) if start else None, int(stop) if stop else None
+    return found
 
 
 _OUTPUT_OPTIONS = (

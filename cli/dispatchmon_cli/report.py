@@ -5,7 +5,6 @@ Where an answer goes, and in which format.
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,8 +21,11 @@ from rich.table import Table
 from rich.text import Text
 
 from dispatchmon import DispatchmonError
-from dispatchmon_cli.layout import GAP, Cells, fit
-from dispatchmon_cli.wording import cut_middle, printable
+from dispatchmon.analysis.answer import Answer
+from dispatchmon.words.documents import plain
+from dispatchmon.words.names import printable
+from dispatchmon.words.tables import GAP, Cells
+from dispatchmon_cli.layout import cut_middle, fit
 
 FORMATS = ("table", "json", "ndjson", "csv", "markdown")
 _AT_ONCE = 1000  # rows of a long answer that make one table
@@ -31,11 +33,23 @@ _AT_ONCE = 1000  # rows of a long answer that make one table
 
 @dataclass(frozen=True)
 class Report:
-    """An open report: `write` puts an answer into it, in the format that was asked for."""
+    """An open report: `write` puts what was found into it, in the format that was asked for."""
 
     format: str
     out: IO[str]
     color: bool
+
+    def answer(self, answer: Answer) -> None:
+        """Write the answer of an analysis."""
+        document = answer.to_dict()
+        self.write(
+            document=document,
+            records=document[answer.items],
+            columns=answer.columns,
+            cells=answer.table() if self.format == "markdown" else answer.text_table(),
+            opening=answer.opening(),
+            closing=answer.closing(),
+        )
 
     def write(
         self,
@@ -48,10 +62,10 @@ class Report:
         closing: Sequence[str] = (),
     ) -> None:
         """
-        Write an answer.
+        Write a short answer.
 
         Args:
-            document: the whole answer, for JSON.
+            document: the whole of it, for JSON.
             records: its items, one per line of ndjson and csv, each with the keys `columns`.
             columns: the keys of a record, in order.
             cells: the same items for people, for tables and markdown.
@@ -145,14 +159,12 @@ class Report:
         """Write a table, and return the titles of the columns that did not fit."""
         if not cells.rows:
             return []
+        if not self.out.isatty():  # into a pipe or a file nothing is cut, and there may be much of it
+            for line in cells.lines():
+                print(line, file=self.out)
+            return []
         rows = [[printable(cell) for cell in row] for row in cells.rows]
         widths = [max(map(len, column)) for column in zip(cells.titles, *rows, strict=True)]
-        if not self.out.isatty():  # into a pipe or a file nothing is cut, and there may be much of it
-            align = [str.rjust if cells.is_number(c) else str.ljust for c in range(len(widths))]
-            for row in (*([cells.titles] if any(cells.titles) else []), *rows):
-                line = (" " * GAP).join(put(text, width) for put, text, width in zip(align, row, widths, strict=True))
-                print(line.rstrip(" "), file=self.out)
-            return []
         # rich writes into a buffer, for it would answer a closed pipe by itself.
         buffer = StringIO()
         console = Console(file=buffer, force_terminal=True, no_color=None if self.color else True, highlight=False)
@@ -228,18 +240,7 @@ def _json(value: Any, indent: int | None = None) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent)
     except ValueError:
-        return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent)
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN and no Inf: they become the strings that a trace uses for them."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
+        return json.dumps(plain(value), ensure_ascii=False, allow_nan=False, indent=indent)
 
 
 def _csv(value: Any) -> str:

@@ -10,14 +10,15 @@ from typing import Any
 
 import click
 
+from dispatchmon.reading.batches import Range
 from dispatchmon.reading.query import checked
 from dispatchmon.reading.rows import rows
 from dispatchmon.schema import COLUMN_NAMES
-from dispatchmon.trace import Range
-from dispatchmon_cli.layout import Cells
+from dispatchmon.words.figures import count, counted, number
+from dispatchmon.words.names import module_name, shape
+from dispatchmon.words.tables import Cells
 from dispatchmon_cli.options import Request, read_range, reads_trace
 from dispatchmon_cli.progress import progress_bar
-from dispatchmon_cli.wording import count, counted, module_name, number, shape
 
 _FOR_PEOPLE = 40  # rows of a table, unless asked otherwise
 _COLUMNS = (

@@ -12,15 +12,15 @@ import pyarrow.csv
 
 from dispatchmon.reading.query import Filters, select
 from dispatchmon.reading.rows import TEXT_OF
+from dispatchmon.reading.trace_files import TraceFiles
 from dispatchmon.schema import SCHEMA
-from dispatchmon.trace import Trace
 
 _TEXT_OF = {**TEXT_OF, "shape": "shape::VARCHAR", "stride": "stride::VARCHAR"}
 _SCHEMA = pa.schema([pa.field(f.name, pa.utf8() if f.name in _TEXT_OF else f.type) for f in SCHEMA])
 
 
 def write_csv(
-    trace: Trace, path: Path, filters: Filters | None = None, *, on_progress: Callable[[float], None] | None = None
+    trace: TraceFiles, path: Path, filters: Filters | None = None, *, on_progress: Callable[[float], None] | None = None
 ) -> int:
     """
     Write the filtered rows into a CSV file with a header, and return how many they are.

@@ -14,15 +14,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dispatchmon.reading.query import Filters, select
+from dispatchmon.reading.trace_files import TraceFiles
 from dispatchmon.schema import CLOSING_KEY, METADATA_KEY, SCHEMA
-from dispatchmon.trace import Trace
 
 PARTITIONS = ("rank", "step")
 COMPRESSION = "zstd"
 
 
 def write_parquet(
-    trace: Trace, path: Path, filters: Filters | None = None, *, on_progress: Callable[[float], None] | None = None
+    trace: TraceFiles, path: Path, filters: Filters | None = None, *, on_progress: Callable[[float], None] | None = None
 ) -> int:
     """
     Write the filtered rows into one Parquet file, and return how many they are.
@@ -41,7 +41,7 @@ def write_parquet(
 
 
 def write_partitioned(
-    trace: Trace,
+    trace: TraceFiles,
     folder: Path,
     by: Sequence[str],
     filters: Filters | None = None,
@@ -92,7 +92,7 @@ def _pieces(batches: Iterable[pa.RecordBatch], by: Sequence[str]) -> Iterator[tu
                 yield tuple(keys[start].tolist()), batch.slice(start, stop - start)
 
 
-def _schema(trace: Trace) -> pa.Schema:
+def _schema(trace: TraceFiles) -> pa.Schema:
     file = trace.files[0]
     metadata = {
         METADATA_KEY: json.dumps(dict(file.metadata)),

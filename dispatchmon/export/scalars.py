@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dispatchmon.reading.query import Filters, query
+from dispatchmon.reading.trace_files import TraceFiles
 from dispatchmon.schema import STATISTICS
-from dispatchmon.trace import Trace
 
 _COLUMNS = (
     "kind", "rank", "step", "phase", "module", "role", "arg", "name", "numel", *STATISTICS, "start_ns", "event")  # fmt: skip
@@ -46,7 +46,7 @@ class Scalar(NamedTuple):
 
 
 def scalars(
-    trace: Trace, filters: Filters | None = None, *, on_progress: Callable[[float], None] | None = None
+    trace: TraceFiles, filters: Filters | None = None, *, on_progress: Callable[[float], None] | None = None
 ) -> Iterator[Scalar]:
     """
     Yield every number that was measured of modules and parameters, rank after rank, in order of step.
@@ -91,7 +91,7 @@ def quantity_of(row: dict[str, Any]) -> str:
 
 
 def write_scalars(
-    trace: Trace, path: Path, filters: Filters | None = None, *, on_progress: Callable[[float], None] | None = None
+    trace: TraceFiles, path: Path, filters: Filters | None = None, *, on_progress: Callable[[float], None] | None = None
 ) -> int:
     """
     Write one tidy CSV table, `rank,step,name,quantity,statistic,value`, and return how many rows it has.

@@ -17,13 +17,18 @@ from typing import IO
 
 from dispatchmon.export.scalars import Scalar, scalars
 from dispatchmon.reading.query import Filters
-from dispatchmon.trace import Trace, TraceFile
+from dispatchmon.reading.trace_file import TraceFile
+from dispatchmon.reading.trace_files import TraceFiles
 
 SUFFIX = ".dispatchmon"  # of every event file that is written here
 
 
 def write_tensorboard(
-    trace: Trace, folder: Path, filters: Filters | None = None, *, on_progress: Callable[[float], None] | None = None
+    trace: TraceFiles,
+    folder: Path,
+    filters: Filters | None = None,
+    *,
+    on_progress: Callable[[float], None] | None = None,
 ) -> int:
     """
     Write event files into a new folder, in `rank0`, `rank1`, … inside it if there are several ranks.

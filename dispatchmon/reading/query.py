@@ -8,7 +8,7 @@ and closed: within `query` they can reach the rows and nothing else, no file, no
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +17,13 @@ import duckdb
 import pyarrow as pa
 
 from dispatchmon.errors import DispatchmonError
+from dispatchmon.reading.batches import Range
+from dispatchmon.reading.trace_files import TraceFiles
 from dispatchmon.schema import COLUMN_NAMES, SCHEMA
-from dispatchmon.trace import Range, Trace
 
 _ROWS_AT_ONCE = 4096
 _BATCH_ROWS = 1 << 15
-_CLOSED: dict[str, Any] = {
+CLOSED: dict[str, Any] = {
     "enable_external_access": "false",
     "autoload_known_extensions": "false",
     "autoinstall_known_extensions": "false",
@@ -98,7 +99,7 @@ def checked(where: str) -> str:
     Raises:
         DispatchmonError: it is none; the message says why.
     """
-    with duckdb.connect(":memory:", config=_CLOSED) as connection:
+    with duckdb.connect(":memory:", config=CLOSED) as connection:
         try:
             connection.from_arrow(SCHEMA.empty_table()).filter(where)
         except duckdb.Error as error:
@@ -108,7 +109,7 @@ def checked(where: str) -> str:
 
 
 def query(
-    trace: Trace,
+    trace: TraceFiles,
     sql: str,
     columns: Iterable[str],
     filters: Filters | None = None,
@@ -140,30 +141,32 @@ def query(
 
 
 def select(
-    trace: Trace,
+    trace: TraceFiles,
     expressions: Mapping[str, str],
     filters: Filters,
+    columns: Sequence[str] = COLUMN_NAMES,
     *,
     on_progress: Callable[[float], None] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """
-    Yield the filtered rows as record batches, with every column of a trace.
+    Yield the filtered rows as record batches, with these columns of a trace.
 
     Args:
         trace: the trace.
         expressions: SQL that takes the place of single columns, by their names.
         filters: which rows are asked about.
+        columns: the columns (default all).
         on_progress: as in `query`.
 
     Raises:
         NotATraceError, DispatchmonError: as in `query`.
     """
     if not expressions and filters == Filters():
-        yield from trace.scan(on_progress=on_progress)
+        yield from trace.scan(columns, on_progress=on_progress)
         return
-    said = ", ".join(f"{expressions.get(name, quoted(name))} AS {quoted(name)}" for name in COLUMN_NAMES)
+    said = ", ".join(f"{expressions.get(name, quoted(name))} AS {quoted(name)}" for name in columns)
     sql = f"SELECT {said} FROM trace"
-    with _asked(trace, sql, COLUMN_NAMES, filters, {}, on_progress) as (connection, text, given):
+    with _asked(trace, sql, columns, filters, {}, on_progress) as (connection, text, given):
         answer = connection.sql(text, params=given)
         reader = (
             answer.to_arrow_reader if hasattr(answer, "to_arrow_reader") else answer.fetch_arrow_reader
@@ -171,14 +174,14 @@ def select(
         for batch in reader(_BATCH_ROWS):
             arrays = [
                 array if name in expressions else array.cast(SCHEMA.field(name).type)
-                for name, array in zip(COLUMN_NAMES, batch.columns, strict=True)
+                for name, array in zip(columns, batch.columns, strict=True)
             ]
-            yield pa.RecordBatch.from_arrays(arrays, names=list(COLUMN_NAMES))
+            yield pa.RecordBatch.from_arrays(arrays, names=list(columns))
 
 
 @contextmanager
 def _asked(
-    trace: Trace,
+    trace: TraceFiles,
     sql: str,
     columns: Iterable[str],
     filters: Filters,
@@ -198,7 +201,7 @@ def _asked(
             stopped_by.append(error)
             raise
 
-    with duckdb.connect(":memory:", config=_CLOSED) as connection:
+    with duckdb.connect(":memory:", config=CLOSED) as connection:
         connection.register("every_row", pa.RecordBatchReader.from_batches(source.schema, batches()))
         connection.execute("SET enable_progress_bar = false")  # it would go to stdout, between the data
         connection.execute("SET lock_configuration = true")

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from dispatchmon.reading.query import Filters, query, quoted
+from dispatchmon.reading.trace_files import TraceFiles
 from dispatchmon.schema import COLUMN_NAMES
-from dispatchmon.trace import Trace
 
 TEXT_OF = {"cells": "lower(hex(cells))"}  # what has no form of its own in JSON and CSV
 
 
 def rows(
-    trace: Trace,
+    trace: TraceFiles,
     columns: Sequence[str] = COLUMN_NAMES,
     filters: Filters | None = None,
     limit: int | None = None,

@@ -214,8 +214,10 @@ class Recording:
         self.complain()
         if not quiet and self.sink.error is None:
             record, sink = self.settings.record, self.sink
+            n_bytes = self.path.stat().st_size if self.path.exists() else 0
+            first = sink.converter.tally.first_nonfinite
             line = closing_line(
-                self.path, sink.closed, sink.converter.tally, sink.stopped, self.dispatches, record == ("ops",)
+                self.path, n_bytes, sink.closed, first, sink.stopped, self.dispatches, record == ("ops",)
             )
             print(line, file=sys.stderr)
         if spoiled is not None and reason is None:

@@ -34,8 +34,12 @@ def metadata(model: nn.Module | None, rank: int, world_size: int) -> dict[str, A
 
 
 def described_modules(model: nn.Module) -> list[dict[str, Any]]:
-    """The modules of a model, for the metadata of the trace."""
-    return [{"name": n, "class": type(m).__name__} for n, m in model.named_modules(remove_duplicate=False)]
+    """The modules of a model, for the metadata of the trace; every later name of a module says which was its first."""
+    described, first = [], dict[int, str]()
+    for name, module in model.named_modules(remove_duplicate=False):
+        known = first.setdefault(id(module), name)
+        described.append({"name": name, "class": type(module).__name__} | ({} if known == name else {"same_as": known}))
+    return described
 
 
 def described_parameters(model: nn.Module) -> list[dict[str, Any]]:

@@ -4,20 +4,13 @@ The sentence that says where a NaN or Inf was born: the same while running and a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from dispatchmon.words.figures import figure
+
 _NAMES = (("n", "NaN"), ("p", "+Inf"), ("m", "-Inf"))
 _USUAL = ("float32", "float64", None)
-
-
-def figure(x: float) -> str:
-    """A measured number in four digits, a whole one below a million in full; more digits where it would seem whole."""
-    if math.isfinite(x) and x == int(x) and abs(x) < 1e6:
-        return str(int(x))
-    short = f"{x:.4g}"
-    return f"{x:.9g}" if float(short) == round(x) else short
 
 
 def amount(counts: Mapping[str, int]) -> str:

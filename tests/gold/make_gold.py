@@ -27,6 +27,7 @@ def main() -> None:
             model.parameters(), ([[1, -2], [0.5, 1]], [0, 0.25], [[1, -1]], [0.5]), strict=True
         ):
             parameter.copy_(torch.tensor(values))
+    model[2].register_module("again", model[1])  # a second name of the same module; nothing calls it
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     with DispatchMonitor(model, PATH, overwrite=True):
         for _ in range(2):

@@ -11,7 +11,7 @@ import numpy as np
 from dispatchmon.analysis.audit.pointwise import is_pointwise
 from dispatchmon.memory.regions import Region, overlap, region, repeats
 from dispatchmon.reading.query import Filters, query
-from dispatchmon.trace import Trace
+from dispatchmon.reading.trace_files import TraceFiles
 
 # These change what a tensor shows, and read no content.
 _METADATA = frozenset(
@@ -39,7 +39,7 @@ def itemsize(dtype: str | None) -> int:
 
 
 def overlapping_writes(
-    trace: Trace, filters: Filters, on_progress: Callable[[float], None] | None = None
+    trace: TraceFiles, filters: Filters, on_progress: Callable[[float], None] | None = None
 ) -> Iterator[Overlap]:
     """Find the events in which an operand is also what is written, in another place, or one cell is written many times."""
     for batch in trace.scan(_NEEDED, ranks=filters.ranks or None, on_progress=on_progress):

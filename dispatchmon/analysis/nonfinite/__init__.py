@@ -7,7 +7,8 @@ Where the first NaN or Inf was born: from the rows of a trace to the operator, t
 How it works and how well: `docs/nonfinite.md`.
 """
 
-from dispatchmon.analysis.nonfinite.answer import NonFinite, Origin
+from dispatchmon.analysis.nonfinite.answer import NonFinite
 from dispatchmon.analysis.nonfinite.find import find_nonfinite
+from dispatchmon.analysis.nonfinite.places import Origin
 
 __all__ = ["NonFinite", "Origin", "find_nonfinite"]

@@ -1,137 +1,43 @@
 """
-The answer of `dispatchmon nonfinite`, as plain dataclasses.
+The answer of `nonfinite`: where non-finite values began, and what is said of it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any
 
-Kind = Literal["made", "turned", "external", "deliberate"]
+from dispatchmon.analysis.answer import Answer
+from dispatchmon.analysis.nonfinite.places import (
+    Deliberate,
+    Largest,
+    Link,
+    Note,
+    Origin,
+    Place,
+    Reached,
+    Uninitialised,
+)
+from dispatchmon.words.documents import document
+from dispatchmon.words.figures import count, counted, number
+from dispatchmon.words.names import in_module
+from dispatchmon.words.tables import Cells
 
-
-@dataclass(frozen=True)
-class Place:
-    """Where something happened: an event of the trace."""
-
-    event: int
-    rank: int
-    step: int
-    phase: str
-    op: str
-    module: str | None
-    source: str | None
-
-
-@dataclass(frozen=True)
-class Value:
-    """A tensor that an operator saw or made, with its statistics (over the finite elements)."""
-
-    arg: str | None
-    name: str | None
-    dtype: str | None
-    shape: tuple[int, ...] | None
-    min: float | None
-    max: float | None
-    mean: float | None
-    std: float | None
-    norm: float | None
-    nan: int | None
-    inf: int | None
-    posinf: int | None
-    zero: int | None
+_ORIGIN = ("event", "rank", "step", "phase", "op", "module", "source", "kind", "what", "inputs_finite")
+_NESTED = ("inputs", "outputs", "forward", "cause", "growth", "spread")
+_REACHED = {
+    "loss": "the loss",
+    "gradient": "the gradient",
+    "parameter": "the parameter",
+    "buffer": "the buffer",
+    "state": "the state of the optimizer",
+    "end": "a value that nobody read any more",
+}
+_MOST_ORIGINS, _MOST_LINES, _MOST_CHAIN = 5, 5, 8
 
 
-@dataclass(frozen=True)
-class Link(Place):
-    """One event of a chain, and in words what it did."""
-
-    message: str
-
-
-@dataclass(frozen=True)
-class Reached(Place):
-    """The first loss, gradient, parameter, buffer, optimizer state or unread end that held it; its name, if it has one."""
-
-    name: str | None
-
-
-@dataclass(frozen=True)
-class Origin(Place):
-    """
-    Where non-finite values began that reached something that matters.
-
-    Attributes:
-        kind: `made` from finite values; `turned` from Inf into NaN; `external`: already there when it was first read;
-            `deliberate`: a constant of the operator, which went where it should not.
-        what: `nan` or `inf`.
-        inputs_finite: whether everything that the operator read was finite.
-        inputs: what it read.
-        outputs: what it made.
-        forward: of a backward operator, the forward operator whose gradient it is.
-        cause: the events that led here, nearest first.
-        growth: of an overflow, the events before it in which the largest magnitude grew, nearest first.
-        spread: what it reached first, by `loss`, `gradient`, `parameter`, `buffer`, `state`, `end`.
-        message: all of that in one sentence.
-    """
-
-    kind: Kind
-    what: Literal["nan", "inf"]
-    inputs_finite: bool
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
-    forward: Place | None
-    cause: tuple[Link, ...]
-    growth: tuple[Link, ...]
-    spread: dict[str, Reached]
-    message: str
-
-
-@dataclass(frozen=True)
-class Deliberate(Place):
-    """A NaN or Inf that an operator was told to fill in, and that did no harm by itself."""
-
-    what: Literal["nan", "inf"]
-    message: str
-
-
-@dataclass(frozen=True)
-class Uninitialised(Place):
-    """
-    Memory that was allocated (here), and read before all of it had been written.
-
-    Attributes:
-        reader: the operator that first used an unwritten element.
-        written: how much of what it read had been written, from 0 to 1.
-        matters: whether the result still shows it.
-        message: in one sentence.
-    """
-
-    reader: Place
-    written: float
-    matters: bool
-    message: str
-
-
-@dataclass(frozen=True)
-class Note:
-    """Something about the run's numbers that is worth knowing, and no alarm."""
-
-    kind: Literal["cleared", "skipped-steps", "underflow", "not-followed"]
-    message: str
-    place: Place | None = None
-
-
-@dataclass(frozen=True)
-class Largest(Place):
-    """The largest finite magnitude of the trace, and where it was first seen."""
-
-    magnitude: float
-    dtype: str | None
-
-
-@dataclass(frozen=True)
-class NonFinite:
+@dataclass(frozen=True, repr=False)
+class NonFinite(Answer):
     """
     The answer.
 
@@ -144,6 +50,8 @@ class NonFinite:
         largest: the largest finite magnitude.
         tensors: number of values with a floating dtype that the trace shows.
         unmeasured: how many of these have no counts of NaN and Inf.
+        ranks: the ranks that were looked at.
+        warnings: what must be known before trusting the trace, one sentence each.
     """
 
     first: Origin | None = None
@@ -154,9 +62,140 @@ class NonFinite:
     largest: Largest | None = None
     tensors: int = 0
     unmeasured: int = 0
-    ranks: tuple[int, ...] = field(default=())
+    ranks: tuple[int, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    items = "origins"
+    columns = (*_ORIGIN, "message", *_NESTED)
 
     @property
     def found(self) -> bool:
         """Whether there is anything to alarm about."""
         return bool(self.origins) or any(each.matters for each in self.uninitialised)
+
+    def to_dict(self) -> dict[str, Any]:
+        origins = [_document(origin) for origin in self.origins]
+        return document(
+            {
+                "format": 1,
+                "first": origins[0] if origins else None,
+                "origins": origins,
+                "deliberate": [asdict(each) for each in self.deliberate],
+                "uninitialised": [asdict(each) for each in self.uninitialised],
+                "notes": [asdict(each) for each in self.notes],
+                "largest": None if self.largest is None else asdict(self.largest),
+                "tensors": self.tensors,
+                "unmeasured": self.unmeasured,
+                "warnings": self.warnings,
+            }
+        )
+
+    def table(self) -> Cells:
+        rows = [[str(o.step), o.phase, o.op, in_module(o.module), o.source or "", o.message] for o in self.origins]
+        return Cells(("step", "phase", "operator", "module", "source line", "what happened"), rows, numeric=False)
+
+    def text_table(self) -> Cells:
+        return Cells((), [])  # the sentences say it better
+
+    def closing(self) -> list[str]:
+        """Say it: the first origin with its chain, then the others in a line each, then what is worth knowing."""
+        said: list[str] = []
+        ranks = len(self.ranks) > 1
+        if self.first is not None:
+            said += [_sentence(self.first.message, self.first, ranks), *_below(self.first)]
+        matters = [each for each in self.uninitialised if each.matters]
+        for each in matters[:_MOST_LINES]:
+            said += ["", _sentence(each.message, each, ranks)]
+        if len(matters) > _MOST_LINES:
+            said.append(f"  … and {count(len(matters) - _MOST_LINES)} more like it")
+        if rest := self.origins[1:]:
+            said += ["", f"{counted(len(rest), 'more origin')}:" if len(rest) > 1 else "Another origin:"]
+            said += [f"  {_sentence(origin.message, origin, ranks)}" for origin in rest[:_MOST_ORIGINS]]
+            if len(rest) > _MOST_ORIGINS:
+                said.append(f"  … and {count(len(rest) - _MOST_ORIGINS)} more; --format json has all of them")
+        if not self.found:
+            said.append(_nothing(self))
+        notes = [note.message for note in self.notes]
+        if notes:
+            said += ["", "Notes:"] + [f"  {_upper(note)}." for note in notes[:_MOST_LINES]]
+            if len(notes) > _MOST_LINES:
+                said.append(f"  … and {count(len(notes) - _MOST_LINES)} more; --format json has all of them")
+        if self.unmeasured and self.unmeasured < self.tensors:
+            said += ["", f"{count(self.unmeasured)} of {counted(self.tensors, 'value')} were not measured: "
+                     "whether they held NaN or Inf is unknown."]  # fmt: skip
+        return said[1:] if said and not said[0] else said
+
+    def gist(self) -> str:
+        if self.first is not None:
+            first = f"{self.first.op} {in_module(self.first.module)}, step {count(self.first.step)}"
+            return f"{counted(len(self.origins), 'origin')}, first {first}"
+        if self.found:
+            return "memory was read before it was written"
+        return f"nothing found in {counted(self.tensors, 'value')}"
+
+
+def _document(origin: Origin) -> dict[str, Any]:
+    whole = asdict(origin)
+    return {name: whole[name] for name in NonFinite.columns}
+
+
+def _sentence(message: str, place: Place, ranks: bool) -> str:
+    return _upper(message) + (f" (rank {place.rank})." if ranks else ".")
+
+
+def _upper(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _below(origin: Origin) -> list[str]:
+    """Return the chain below an origin: what led there, nearest first, and what it reached."""
+    said = _list("led there by, nearest first:", origin.cause)
+    said += _list("grown from, nearest first:", origin.growth)
+    if origin.spread:
+        said.append("  went on to:")
+        said += [f"    {_reached(what, where)}" for what, where in origin.spread.items()]
+    else:
+        said.append("  went on to: nothing that was recorded")
+    return said
+
+
+def _list(title: str, links: tuple[Link, ...]) -> list[str]:
+    if not links:
+        return []
+    shown = links if len(links) <= _MOST_CHAIN else (*links[: _MOST_CHAIN - 1], links[-1])
+    lines = [f"    {link.message}" for link in shown]
+    if len(shown) < len(links):
+        lines.insert(_MOST_CHAIN - 1, f"    … {counted(len(links) - len(shown), 'event')} between")
+    return [f"  {title}", *lines]
+
+
+def _reached(what: str, where: Reached) -> str:
+    name = f" {where.name}" if where.name else ""
+    line = f" at {where.source.partition(' in ')[0]}" if where.source else ""
+    return (
+        f"{_REACHED[what]}{name}: {where.op} {in_module(where.module)}{line}, step {count(where.step)}, {where.phase}"
+    )
+
+
+def _nothing(answer: NonFinite) -> str:
+    """Say that there is nothing to alarm about, and how large the numbers got."""
+    if not answer.tensors:
+        return "The trace shows no floating values."
+    if answer.unmeasured == answer.tensors:
+        return "NaN and Inf were not counted in this trace; record it with the statistics nan and inf."
+    largest = answer.largest
+    how_large = (
+        f"the largest magnitude is {number(largest.magnitude)} in {largest.dtype} "
+        f"({largest.op} {in_module(largest.module)}, step {count(largest.step)})."
+        if largest is not None
+        else "no magnitude was measured."
+    )
+    if answer.deliberate:
+        n = len(answer.deliberate)
+        return (
+            f"No NaN or Inf to worry about: {counted(n, 'operator call')} filled {'it' if n == 1 else 'them'} in on "
+            f"purpose, as masks do, and no harm came of it; {how_large}"
+        )
+    if answer.notes:
+        return f"No NaN or Inf reached a loss, a gradient, a parameter or a result; {how_large}"
+    return f"No NaN or Inf was seen; {how_large}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 
-from dispatchmon.analysis.nonfinite.answer import Largest, Link, NonFinite, Note, Origin, Place
+from dispatchmon.analysis.nonfinite.answer import NonFinite
 from dispatchmon.analysis.nonfinite.findings import (
     ALARM,
     CLEARED,
@@ -21,20 +21,22 @@ from dispatchmon.analysis.nonfinite.findings import (
     Finding,
 )
 from dispatchmon.analysis.nonfinite.growth import REACH_BACK, growth
-from dispatchmon.analysis.nonfinite.rows import Event, events, events_between, events_by_number, last_touches, survey
+from dispatchmon.analysis.nonfinite.places import Largest, Link, Note, Place
+from dispatchmon.analysis.nonfinite.rows import events, events_between, events_by_number, last_touches, survey
 from dispatchmon.analysis.nonfinite.search import Search
 from dispatchmon.analysis.nonfinite.underflow import underflow
 from dispatchmon.analysis.nonfinite.verdicts import settle
 from dispatchmon.analysis.nonfinite.words import Teller
 from dispatchmon.reading.query import Filters
-from dispatchmon.trace import Trace
-from dispatchmon.words.nonfinite import figure, operator_at, when
+from dispatchmon.reading.trace_files import TraceFiles
+from dispatchmon.words.figures import figure
+from dispatchmon.words.nonfinite import operator_at, when
 
 MOST_GROWTHS = 3  # overflows whose growth is looked up
 
 
 def find_nonfinite(
-    trace: Trace, filters: Filters | None = None, *, on_progress: Callable[[float], None] | None = None
+    trace: TraceFiles, filters: Filters | None = None, *, on_progress: Callable[[float], None] | None = None
 ) -> NonFinite:
     """
     Find where the non-finite values of a trace began.
@@ -63,10 +65,11 @@ def find_nonfinite(
         tensors=sum(a.tensors for a in answers),
         unmeasured=sum(a.unmeasured for a in answers),
         ranks=tuple(ranks),
+        warnings=trace.warnings,
     )
 
 
-def search(trace: Trace, rank: int, on_progress: Callable[[float], None] | None = None) -> Search:
+def search(trace: TraceFiles, rank: int, on_progress: Callable[[float], None] | None = None) -> Search:
     """Follow every non-finite value of one rank, and judge where it began."""
     wanted = survey(trace, rank, on_progress)
     described = (p for file in trace.files if file.rank == rank for p in file.metadata.get("parameters") or ())
@@ -78,7 +81,7 @@ def search(trace: Trace, rank: int, on_progress: Callable[[float], None] | None 
     return found
 
 
-def _of_rank(trace: Trace, rank: int, filters: Filters, on_progress: Callable[[float], None] | None) -> NonFinite:
+def _of_rank(trace: TraceFiles, rank: int, filters: Filters, on_progress: Callable[[float], None] | None) -> NonFinite:
     found = search(trace, rank, on_progress)
     wanted = [f for f in found.findings if f.kind != UNWRITTEN and _matches(f, filters)]
     looked_up = events_by_number(trace, rank, _needed(found, wanted))
@@ -130,7 +133,7 @@ def _needed(found: Search, wanted: list[Finding]) -> set[int]:
     return numbers - set(found.events)
 
 
-def _growth(trace: Trace, rank: int, teller: Teller, found: Finding) -> tuple[Link, ...]:
+def _growth(trace: TraceFiles, rank: int, teller: Teller, found: Finding) -> tuple[Link, ...]:
     overflow = teller.event(found.event)
     if overflow is None:
         return ()
@@ -153,6 +156,3 @@ def _about_scaler(found: Search, harmless: list[Finding]) -> list[Note]:
         place = Place(row.event, 0, row.step, row.phase, row.op, row.module, row.source)
         text += f", first in {operator_at(row.op, row.module)} {when(row.source, row.step, row.phase)}"
     return [Note("skipped-steps", text, place)]
-
-
-__all__ = ["Event", "Origin", "find_nonfinite", "search"]

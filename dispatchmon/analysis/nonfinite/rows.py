@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dispatchmon.trace import Trace
+from dispatchmon.reading.trace_files import TraceFiles
 
 FINITE_MAX = {"float16": 65504.0, "bfloat16": 3.39e38, "float32": 3.4028235e38, "float64": 1.797e308}
 _ALLOCATORS = r"^aten\.(new_)?(empty(_like|_strided|_permuted)?|resize_|resize_as_)\."
@@ -148,7 +148,7 @@ def _numbers(column: pa.Array, null: int = -1) -> Ints:
     return found
 
 
-def survey(trace: Trace, rank: int, on_progress: Callable[[float], None] | None = None) -> Wanted:
+def survey(trace: TraceFiles, rank: int, on_progress: Callable[[float], None] | None = None) -> Wanted:
     """Find the memory that matters, and the losses."""
     storages: set[int] = set()
     losses: set[tuple[int, int]] = set()
@@ -212,7 +212,7 @@ def _row(values: dict[str, Any]) -> Row:
     return Row(**known)
 
 
-def last_touches(trace: Trace, rank: int, wanted: Wanted) -> None:
+def last_touches(trace: TraceFiles, rank: int, wanted: Wanted) -> None:
     """Note which event touches each of the storages last, so that what is known of it can be dropped then."""
     known = np.sort(np.fromiter(wanted.storages, np.int64))
     last = np.full(len(known), -1, np.int64)
@@ -224,7 +224,7 @@ def last_touches(trace: Trace, rank: int, wanted: Wanted) -> None:
     wanted.last = dict(zip(known.tolist(), last.tolist(), strict=True))
 
 
-def events(trace: Trace, rank: int, followed: set[int]) -> Iterator[Event]:
+def events(trace: TraceFiles, rank: int, followed: set[int]) -> Iterator[Event]:
     """
     The events that touch one of these storages, in order.
 
@@ -283,17 +283,17 @@ def is_finite(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def events_by_number(trace: Trace, rank: int, numbers: set[int]) -> dict[int, Event]:
+def events_by_number(trace: TraceFiles, rank: int, numbers: set[int]) -> dict[int, Event]:
     """Look up events."""
     return {event.first.event: event for event in _events_in(trace, rank, numbers)} if numbers else {}
 
 
-def events_between(trace: Trace, rank: int, start: int, stop: int) -> list[Event]:
+def events_between(trace: TraceFiles, rank: int, start: int, stop: int) -> list[Event]:
     """The events from `start` up to, not including, `stop`."""
     return list(_events_in(trace, rank, range(max(0, start), stop)))
 
 
-def _events_in(trace: Trace, rank: int, numbers: set[int] | range) -> Iterator[Event]:
+def _events_in(trace: TraceFiles, rank: int, numbers: set[int] | range) -> Iterator[Event]:
     wanted = np.array(sorted(numbers), np.int64)
     pending: list[Row] = []
     for batch in trace.scan(["kind", *COLUMNS], ranks=(rank,)):

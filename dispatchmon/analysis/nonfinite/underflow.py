@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dispatchmon.analysis.nonfinite.answer import Note, Place
+from dispatchmon.analysis.nonfinite.places import Note, Place
 from dispatchmon.reading.query import Filters, query
-from dispatchmon.trace import Trace
+from dispatchmon.reading.trace_files import TraceFiles
 from dispatchmon.words.nonfinite import operator_at, when
 
 SHARE = 0.01  # of the elements, from which on it is said
@@ -26,7 +26,7 @@ ORDER BY lost / max(numel) DESC, event LIMIT 1
 _COLUMNS = ("event", "kind", "step", "phase", "op", "module", "source", "role", "zero", "numel", "dtype")
 
 
-def underflow(trace: Trace, rank: int, filters: Filters) -> Iterator[Note]:
+def underflow(trace: TraceFiles, rank: int, filters: Filters) -> Iterator[Note]:
     """The cast that lost most, if it lost more than a hundredth of a value."""
     of_rank = Filters(filters.steps, filters.modules, filters.ops, filters.phases, (rank,))
     for row in query(trace, _SQL, _COLUMNS, of_rank, values={"share": SHARE}):

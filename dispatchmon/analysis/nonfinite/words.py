@@ -8,7 +8,9 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Literal, cast
 
-from dispatchmon.analysis.nonfinite.answer import (
+from dispatchmon.analysis.nonfinite.behaviour import behaviour, reads
+from dispatchmon.analysis.nonfinite.findings import DELIBERATE, EXTERNAL, ORIGIN, TURNED, Finding
+from dispatchmon.analysis.nonfinite.places import (
     Deliberate,
     Kind,
     Link,
@@ -19,11 +21,10 @@ from dispatchmon.analysis.nonfinite.answer import (
     Uninitialised,
     Value,
 )
-from dispatchmon.analysis.nonfinite.behaviour import behaviour, reads
-from dispatchmon.analysis.nonfinite.findings import DELIBERATE, EXTERNAL, ORIGIN, TURNED, Finding
 from dispatchmon.analysis.nonfinite.rows import Event, Row
 from dispatchmon.analysis.nonfinite.search import Search
-from dispatchmon.words.nonfinite import amount, at, extent, figure, kinds, made, operator_at, when
+from dispatchmon.words.figures import figure
+from dispatchmon.words.nonfinite import amount, at, extent, kinds, made, operator_at, when
 
 _KINDS: dict[str, Kind] = {ORIGIN: "made", TURNED: "turned", EXTERNAL: "external", DELIBERATE: "deliberate"}
 MOST_LINKS = 12  # of a chain

@@ -1,15 +1,15 @@
 """
-The module tree of a model, with what went into each module and came out: shapes and dtypes.
+`structure`: from the module calls of a trace to the module tree.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from dispatchmon.analysis.structure.answer import ModuleShape, Port, Structure
 from dispatchmon.reading.query import Filters, query
-from dispatchmon.trace import Trace
+from dispatchmon.reading.trace_files import TraceFiles
 
 _SQL = """
 SELECT module, op, role, arg, dtype, shape, count(*) AS n, count(arguments) AS events, min(event) AS first
@@ -20,42 +20,8 @@ GROUP BY ALL ORDER BY first, arg
 _COLUMNS = ("kind", "module", "op", "role", "arg", "dtype", "shape", "phase", "arguments", "event")
 
 
-@dataclass(frozen=True)
-class Port:
-    """One tensor that goes in or comes out: its place, dtype and shape, and in how many calls it was so."""
-
-    arg: str
-    dtype: str
-    shape: tuple[int, ...] | None
-    count: int
-
-
-@dataclass(frozen=True)
-class ModuleShape:
-    """One module; `calls` is 0 if it was not recorded. A place that had several shapes is there once for each."""
-
-    name: str
-    kind: str
-    calls: int
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
-
-
-@dataclass(frozen=True)
-class Structure:
-    """A model's modules, in the order in which the model names them; without a model, in order of first call."""
-
-    model: str | None
-    modules: tuple[ModuleShape, ...]
-
-    @property
-    def recorded(self) -> bool:
-        """Whether the trace has any module call."""
-        return any(module.calls for module in self.modules)
-
-
 def structure(
-    trace: Trace, filters: Filters | None = None, *, on_progress: Callable[[float], None] | None = None
+    trace: TraceFiles, filters: Filters | None = None, *, on_progress: Callable[[float], None] | None = None
 ) -> Structure:
     """
     Return the modules of the model with their inputs and outputs.
@@ -74,17 +40,19 @@ def structure(
     metadata = trace.files[0].metadata
     named = [] if filters is not None and filters.modules else _named(metadata.get("modules") or ())
     kinds = dict(named) | {name: str(found[0]["op"]) for name, found in rows.items() if name not in dict(named)}
-    order = {str(each.get("name")): i for i, each in enumerate(metadata.get("modules") or ())}
+    described = metadata.get("modules") or ()
+    order = {str(each.get("name")): i for i, each in enumerate(described)}
+    same_as = {str(each.get("name")): each.get("same_as") for each in described}  # before format 1.1 there is none
     names = sorted(kinds, key=lambda name: order.get(name, len(order)))
-    modules = tuple(_module(name, kinds[name], rows.get(name, [])) for name in names)
-    return Structure(metadata.get("model"), modules)
+    modules = tuple(_module(name, kinds[name], same_as.get(name), rows.get(name, [])) for name in names)
+    return Structure(metadata.get("model"), modules, trace.warnings)
 
 
 def _named(modules: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
     return [(str(each["name"]), str(each.get("class"))) for each in modules if "name" in each]
 
 
-def _module(name: str, kind: str, rows: list[Mapping[str, Any]]) -> ModuleShape:
+def _module(name: str, kind: str, same_as: str | None, rows: list[Mapping[str, Any]]) -> ModuleShape:
     def calls(role: str | None) -> int:
         return sum(row["events"] for row in rows if row["role"] == role)
 
@@ -95,4 +63,5 @@ def _module(name: str, kind: str, rows: list[Mapping[str, Any]]) -> ModuleShape:
             if row["role"] == role
         )
 
-    return ModuleShape(name, kind, calls("input") or calls("output") or calls(None), ports("input"), ports("output"))
+    n_calls = calls("input") or calls("output") or calls(None)
+    return ModuleShape(name, kind, n_calls, ports("input"), ports("output"), same_as)

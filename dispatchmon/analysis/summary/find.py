@@ -1,15 +1,16 @@
 """
-What ran, what it wrote, and what stands out: the first look at a trace.
+`summarize`: from the rows of a trace to its groups, its totals and what stands out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any, Literal, get_args
 
+from dispatchmon.analysis.summary.answer import Group, Sighting, StandsOut, Summary, Totals, Writes
 from dispatchmon.reading.query import Filters, query
-from dispatchmon.trace import Trace
+from dispatchmon.reading.trace_files import TraceFiles
 
 By = Literal["op", "module", "phase", "step", "dtype", "source"]
 Sort = Literal["calls", "writes", "time", "magnitude", "nan", "inf", "name"]
@@ -68,119 +69,8 @@ _GROUP_COLUMNS = (
 )
 
 
-@dataclass(frozen=True)
-class Group:
-    """
-    The events with one key, and the values they saw.
-
-    Attributes:
-        key: the operator, module, phase, step, dtype or source line; None where an event has none. By dtype, an event
-            belongs to the dtype of its first tensor, a value to its own.
-        calls: number of events.
-        writes: how many of them wrote over memory (`mutation` is not `none`).
-        time_ns: their durations on the host, in nanoseconds, without the monitor's work.
-        rows: number of rows, most of which are one value seen.
-        magnitude: largest absolute value of a finite element; None if no value was measured.
-        nan: NaN elements over all rows; None if none was counted. A value that is seen twice counts twice.
-        inf: the same for infinite elements.
-    """
-
-    key: str | int | None
-    calls: int
-    writes: int
-    time_ns: int
-    rows: int
-    magnitude: float | None
-    nan: int | None
-    inf: int | None
-
-
-@dataclass(frozen=True)
-class Totals:
-    """The same numbers over everything that was asked about; `groups` is the number of groups before `top` cut them."""
-
-    calls: int = 0
-    writes: int = 0
-    time_ns: int = 0
-    rows: int = 0
-    magnitude: float | None = None
-    nan: int | None = None
-    inf: int | None = None
-    steps: int = 0
-    ranks: int = 0
-    groups: int = 0
-
-
-@dataclass(frozen=True)
-class Writes:
-    """Number of events that wrote over memory, by the row's `mutation`."""
-
-    inplace: int = 0
-    out: int = 0
-    other: int = 0
-    undeclared: int = 0
-
-
-@dataclass(frozen=True)
-class Sighting:
-    """One value where it was seen: one row of the trace."""
-
-    event: int
-    rank: int
-    step: int
-    phase: str
-    module: str | None
-    op: str
-    source: str | None
-    role: str
-    arg: str | None
-    name: str | None
-    dtype: str | None
-    shape: tuple[int, ...] | None
-    magnitude: float | None
-    nan: int | None
-    inf: int | None
-
-
-@dataclass(frozen=True)
-class StandsOut:
-    """
-    What to look at first.
-
-    Attributes:
-        writes: the events that wrote over memory, by kind of write.
-        first_nonfinite: the first value in order of events that held a NaN or Inf. This is where one was first
-            *seen*; its origin may be a value that was not recorded.
-        largest: the first value, of those with a floating or complex dtype, with the largest finite magnitude.
-        tensors: number of rows that describe a tensor.
-        without_statistics: how many of these have neither extremes nor counts, so that nothing is known of their
-            numbers.
-    """
-
-    writes: Writes
-    first_nonfinite: Sighting | None
-    largest: Sighting | None
-    tensors: int
-    without_statistics: int
-
-
-@dataclass(frozen=True)
-class Summary:
-    """
-    The answer of `summarize`.
-
-    `kind` says what was counted: `op`, or for a trace without operators `module` or `parameter`.
-    """
-
-    by: str
-    kind: str
-    groups: tuple[Group, ...]
-    totals: Totals
-    stands_out: StandsOut
-
-
 def summarize(
-    trace: Trace,
+    trace: TraceFiles,
     by: By = "op",
     filters: Filters | None = None,
     sort: Sort | None = None,
@@ -221,7 +111,7 @@ def summarize(
     kind = next((kind for kind in _KINDS if kind in totals), "op")
     groups = [row for row in rows if row["kind"] == kind and not row["is_total"]]
     if kind not in totals:
-        return Summary(by, kind, (), Totals(), StandsOut(Writes(), None, None, 0, 0))
+        return Summary(by, kind, (), Totals(), StandsOut(Writes(), None, None, 0, 0), trace.warnings)
     total = totals[kind]
     first = largest = None
     if total["nan"] or total["inf"]:
@@ -234,6 +124,7 @@ def summarize(
         groups=tuple(_picked(Group, row) for row in groups),
         totals=replace(_picked(Totals, total), groups=groups[0]["groups"] if groups else 0),
         stands_out=StandsOut(_picked(Writes, total), first, largest, total["tensors"], total["without_statistics"]),
+        warnings=trace.warnings,
     )
 
 
@@ -249,7 +140,7 @@ def groups_sql(by: str, sort: str) -> str:
     )
 
 
-def _first(trace: Trace, kind: str, filters: Filters, condition: str, magnitude: float | None) -> Sighting | None:
+def _first(trace: TraceFiles, kind: str, filters: Filters, condition: str, magnitude: float | None) -> Sighting | None:
     """
     Return the first value, in order of events, that meets the condition.
 
