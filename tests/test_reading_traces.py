@@ -57,3 +57,12 @@ def test_queries_are_short(reader):
     """Apart from imports each query has two lines."""
     lines = [line for line in QUERIES[reader].splitlines() if line and not line.startswith("import")]
     assert len(lines) == 2
+
+
+def test_a_query_leaves_room_for_the_next(folder, monkeypatch):
+    """Whoever copies DuckDB's query can go on with `duckdb.sql`: no unfinished result is left on the shared connection."""
+    import duckdb
+
+    monkeypatch.chdir(folder)
+    exec(QUERIES["DuckDB"], {})
+    assert duckdb.sql("SELECT 1").fetchall() == [(1,)]
