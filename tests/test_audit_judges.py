@@ -129,6 +129,7 @@ def judged(mode, seeds):
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["loud", "silent", "mixed", "clean"])
 def test_random_writes_are_judged_as_torch_judges_them(mode, monkeypatch):
     """Every loud error is explained by the line that anomaly mode names; no silent one is missed, none is called loud."""
@@ -253,6 +254,7 @@ def test_an_optimizer_stepped_before_backward(kind):
     assert (first.phase, first.victim.op) == ("optimizer", "aten.mm.default")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["fsdp1", "fsdp1 flat", "fsdp2", "ddp", "ddp static", "tensor parallel"] if ALL else ["fsdp2", "ddp"]
 )

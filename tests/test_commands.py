@@ -107,6 +107,7 @@ def damage(path, data):
         yield "bytes overwritten", None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_damaged_traces_end_in_one_line(name, tmp_path, capsys):
     """Whatever is wrong with the file, the command answers, or says so in one line with status 1."""

@@ -86,6 +86,7 @@ def test_the_last_steps_are_left(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["trace.arrow"]
 
 
+@pytest.mark.slow
 def test_the_disk_does_not_fill(tmp_path):
     """While 3000 steps run, there are never more than a few parts, where all of them would take a megabyte."""
     assert 5_000 < run(tmp_path / "few.arrow", 3000, keep_last=5) < 60_000

@@ -62,6 +62,7 @@ def comparable(rows):
     ]
 
 
+@pytest.mark.slow
 def test_small_batches_and_copies_change_nothing(tmp_path, monkeypatch):
     """Cut into many batches, and copied while operators run, a trace has the same rows as one from a single batch."""
     whole = recorded(tmp_path / "whole.arrow", steps=30)

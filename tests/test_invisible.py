@@ -146,6 +146,7 @@ def test_what_runs_between_compiled_frames_is_compiled_as_without_a_monitor(reco
     assert {("0", call) for call in range(6)} <= set(called)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_two_ranks(kind, tmp_path):
     """On two processes the bits are the same, and each rank writes its own complete file."""

@@ -7,6 +7,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from dispatchmon.writing.converter import Converter
 
 PROGRAM = """
@@ -42,6 +44,7 @@ for size in sizes:
 """
 
 
+@pytest.mark.slow
 def test_a_long_run_does_not_grow(tmp_path):
     """Ever new scalars, shapes, steps, autograd nodes and lines of code: tables stay below their bounds, memory is flat."""
     done = subprocess.run(

@@ -19,6 +19,7 @@ SHARE = (
 ARCHITECTURES = {each.name: each for each in architectures(["transformers"])}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHARE)
 def test_nothing_changes(name):
     """Training and evaluation give the same bits, keep nothing alive, and leave a whole, attributed trace."""

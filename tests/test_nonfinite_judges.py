@@ -39,6 +39,7 @@ def test_correct_programs_raise_no_alarm(name, make, run):
     assert [f for f in search.findings if f.verdict == ALARM] == []
 
 
+@pytest.mark.slow
 @needs_one_detach
 def test_fuzzed_programs():
     """Whether there is something to alarm about is always right, the first cause in at least 95 of 100 programs."""
@@ -54,6 +55,7 @@ def test_fuzzed_programs():
     assert tally["event", "right"] >= 0.998 * events
 
 
+@pytest.mark.slow
 def test_unwritten_memory():
     """Reads of unwritten memory that change the result are found nearly always, with the first reader mostly right."""
     tally = collections.Counter()

@@ -41,6 +41,7 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.mark.slow
 @needs_one_detach
 @pytest.mark.parametrize("subject", chosen(), ids=str)
 def test_operator(subject: Subject):

@@ -180,6 +180,7 @@ def check_kills(tmp_path, how_many):
     return lost
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_loses_at_most_one_interval(tmp_path):
     """Of eight programs killed at random times every batch is readable, up to one flush interval before the end."""
     check_kills(tmp_path, 8)
