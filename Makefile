@@ -14,9 +14,10 @@ SOURCES := pyproject.toml setup.py MANIFEST.in README.md LICENSE \
 
 # No current directory on sys.path: `import dispatchmon` finds the installed wheel.
 export PYTHONSAFEPATH := 1
+SCRIPT := PYTHONPATH=tests/shared:tests/judges $(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-audit test-models test-nonfinite test-operators test-versions behaviour lint bench bench-peers docs clean
+.PHONY: help demo test test-fast test-audit test-models test-nonfinite test-operators test-versions behaviour lint bench bench-peers docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -30,17 +31,20 @@ test: lint ## lint, check types, and test the built wheel
 	@echo '[test] pytest'
 	@DISPATCHMON_TEST_INSTALLED=1 $(BIN)/python -m pytest -n $(WORKERS)
 
+test-fast: $(VENV)/.wheel ## the tests that take no judge: under two minutes, for every change
+	@DISPATCHMON_TEST_INSTALLED=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not slow" --ignore tests/judges
+
 test-models: $(VENV)/.wheel ## compare real architectures of every installed library with and without a monitor
-	@$(BIN)/python tests/models/sweep.py
+	@$(SCRIPT) tests/judges/models/sweep.py
 
 test-nonfinite: $(VENV)/.wheel ## all judges of `dispatchmon nonfinite`: fuzzed programs, unwritten memory
-	@DISPATCHMON_TEST_ALL=1 DISPATCHMON_TEST_INSTALLED=1 $(BIN)/python -m pytest -n $(WORKERS) -s tests/test_nonfinite_judges.py
+	@DISPATCHMON_TEST_ALL=1 DISPATCHMON_TEST_INSTALLED=1 $(BIN)/python -m pytest -n $(WORKERS) -s tests/judges/test_nonfinite_judges.py
 
 behaviour: $(VENV)/.wheel ## learn again what operators do with NaN and Inf, for another torch
 	@$(BIN)/python tools/learn_behaviour.py
 
 test-audit: $(VENV)/.wheel ## judge the in-place audit by every program and a long fuzz
-	@DISPATCHMON_TEST_INSTALLED=1 DISPATCHMON_AUDIT=all $(BIN)/python -m pytest -n $(WORKERS) tests/test_audit*.py
+	@DISPATCHMON_TEST_INSTALLED=1 DISPATCHMON_AUDIT=all $(BIN)/python -m pytest -n $(WORKERS) tests/hazards tests/judges/test_audit_judges.py
 
 lint: $(VENV)/.wheel ## ruff and mypy --strict
 	@echo '[lint] ruff'
@@ -88,5 +92,5 @@ $(VENV)/.wheel: $(VENV)/.torch $(SOURCES)
 	@touch $@
 
 test-operators: $(VENV)/.wheel ## torch's whole operator database under the monitor, and docs/coverage.md
-	@for k in 1 2; do $(BIN)/python tests/operator_sweep.py --samples 6 --share $$k/2 --json $(VENV)/sweep$$k.json & done; wait
-	@$(BIN)/python tests/operator_sweep.py --write-docs $(VENV)/sweep1.json $(VENV)/sweep2.json
+	@for k in 1 2; do $(SCRIPT) tests/judges/operator_sweep.py --samples 6 --share $$k/2 --json $(VENV)/sweep$$k.json & done; wait
+	@$(SCRIPT) tests/judges/operator_sweep.py --write-docs $(VENV)/sweep1.json $(VENV)/sweep2.json

@@ -151,7 +151,7 @@ class Plans(dict[Any, Plan]):
             return UNCOUNTED
         if schema.name in ("aten::linear", "aten::matmul"):
             return COMPOSITE
-        if schema.name in ("aten::linalg_pinv", "aten::_trilinear"):  # found by tests/operator_sweep.py
+        if schema.name in ("aten::linalg_pinv", "aten::_trilinear"):  # found by tests/judges/operator_sweep.py
             return KEYED
         aliases = any(a.alias_info is not None for a in (*schema.arguments, *schema.returns))
         if not aliases and hidden is None and namespace not in OWN_NAMESPACES:

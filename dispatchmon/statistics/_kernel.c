@@ -14,7 +14,7 @@
  * Build: cc -O3 -fno-trapping-math -fno-math-errno -shared -fPIC -DPy_LIMITED_API=0x030a0000 -I<include> \
  *           _kernel.c -o _kernel.abi3.so -lm -ldl -pthread
  * -fno-trapping-math lets comparisons and square roots vectorize; -ffast-math would break the tests for NaN.
- * Checked for memory errors and undefined behaviour by tests/sanitize_kernel.py. */
+ * Checked for memory errors and undefined behaviour by tests/judges/sanitize_kernel.py. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* RTLD_DEFAULT */
 #endif

@@ -5,15 +5,14 @@ The four answers: the same for a program, a notebook and the command line.
 import json
 import re
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
 from command_line import FINITE, NONFINITE, run
 from dispatchmon import Audit, NonFinite, Structure, Summary, open_trace
+from folders import GOLD
 from trace_factory import write_trace
 
-GOLD = Path(__file__).parent.parent / "gold"
 COMMANDS = {"summarize": Summary, "structure": Structure, "audit": Audit, "nonfinite": NonFinite}
 WRITE = {"written": True, "mutation": "inplace", "op": "aten.add_.Tensor"}
 EVIL = "a\x1b[31m<script>alert(1)</script>&|b"

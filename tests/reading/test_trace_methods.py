@@ -13,9 +13,10 @@ from dispatchmon import DispatchmonError, NotATraceError, SettingError, Trace, o
 from dispatchmon.export import frames
 from dispatchmon.reading import sql
 from dispatchmon.schema import COLUMN_NAMES, SCHEMA
+from folders import GOLD
 from trace_factory import cut, make_rows, write_trace
 
-GOLD = Path(__file__).parent.parent / "gold" / "trace-1.1.arrow"
+TRACE = GOLD / "trace-1.1.arrow"
 ROWS = [
     {"step": i // 4, "event": i, "nan": i % 3, "inf": None, "shape": [i, 2], "module": f"m{i % 2}", "cells": b"\x01\x80",
      "max": 0.1 * i, "digest": 2**64 - 1 - i if i % 2 else None, "storage": 2**53 + i, "phase": ("forward", "backward")[i % 2]}
@@ -38,7 +39,7 @@ def read_alone(path):
 # ------------------------------------------------------------------------------------------------- rows
 def test_arrow_is_the_file():
     """All columns, types and rows are those that pyarrow reads."""
-    assert open_trace(GOLD).to_arrow().equals(read_alone(GOLD))
+    assert open_trace(TRACE).to_arrow().equals(read_alone(TRACE))
 
 
 def test_every_form_has_the_same_rows(trace):

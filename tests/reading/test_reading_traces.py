@@ -4,15 +4,15 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 from dispatchmon import DispatchMonitor
+from folders import ROOT
 
-DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "reading_traces.md"
+DOCUMENT = ROOT / "docs" / "reading_traces.md"
 QUERIES = dict(re.findall(r"^## (\w+)\n.*?```python\n(.*?)```", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL))
 
 

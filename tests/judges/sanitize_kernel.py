@@ -1,7 +1,7 @@
 """
 Builds dispatchmon/statistics/_kernel.c with the address and undefined-behaviour sanitizers and runs its tests.
 
-    python tests/sanitize_kernel.py [pytest arguments]
+    python tests/judges/sanitize_kernel.py [pytest arguments]
 
 Twice: with every instruction set that the processor offers, and with the compiler's default one alone, which is what
 other compilers and processors run. The build in the source tree is left alone: a copy of the package is tested, under
@@ -17,7 +17,7 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FLAGS = ["-g", "-O3", "-fno-trapping-math", "-fno-math-errno", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
 PYTHON = ["-DPy_LIMITED_API=0x030a0000", "-I" + sysconfig.get_paths()["include"]]

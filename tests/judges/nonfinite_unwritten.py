@@ -3,7 +3,7 @@ Random programs with partly written memory, and the truth about each: it runs th
 7, with -3 and with NaN. Unwritten memory mattered if a result differs, and its first reader is the first event whose result differs
 (allocators, views and copies aside).
 
-    python tests/nonfinite_unwritten.py FIRST LAST [show]
+    python tests/judges/nonfinite_unwritten.py FIRST LAST [show]
 """
 
 import collections

@@ -2,15 +2,13 @@
 
 import importlib.util
 import re
-from pathlib import Path
 
 import pytest
 import torch
 
 from dispatchmon import DispatchMonitor, open_trace
 from dispatchmon.analysis.nonfinite import find_nonfinite
-
-CASES = Path(__file__).parent / "cases"
+from folders import CASES
 
 
 def load(path):

@@ -10,7 +10,7 @@ Truth of the verdict (`Patch`): the whole program again, with what chosen events
 if it alone, with every other root made finite, still spoils a loss, gradient, parameter, buffer or optimizer state. The
 first root that matters is the first cause.
 
-    python tests/nonfinite_fuzz.py FIRST LAST [show]
+    python tests/judges/nonfinite_fuzz.py FIRST LAST [show]
 """
 
 import collections

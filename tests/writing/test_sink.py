@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,8 +19,9 @@ from dispatchmon.recording import handover
 from dispatchmon.sink import QUEUED
 from dispatchmon.trace import open_trace
 from dispatchmon.writing.writer import TraceWriter
+from folders import TESTS
 
-PROGRAM = str(Path(__file__).parent / "endings.py")
+PROGRAM = str(TESTS / "judges" / "endings.py")
 STATUSES = {
     "plain": 0,
     "sigterm": -15,

@@ -6,7 +6,6 @@ import importlib
 import re
 import sys
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,10 +13,11 @@ from torch import nn
 
 from comparison import differences, monitored, outcome
 from dispatchmon import DispatchMonitor
+from folders import CASES
 from programs.faults import FAULTS
 from recorded import COMPILES_UNDER_MODES
 
-CASES = sorted(path.stem for path in (Path(__file__).parent / "cases").glob("case_*.py"))
+NAMES = sorted(path.stem for path in CASES.glob("case_*.py"))
 UNINITIALISED = ("case_43_rrelu_under_checkpoint",)  # reads memory that nobody wrote: two runs differ anyway
 
 
@@ -35,7 +35,7 @@ def test_the_same_error(name, tmp_path):
     assert not differences(alone, watched)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_cases(name, tmp_path):
     """A faulty program from a bug report fails, or silently goes wrong, in the same way to the last bit."""
     case = importlib.import_module(f"cases.{name}")

@@ -21,20 +21,13 @@ from torch.utils.checkpoint import checkpoint
 
 from dispatchmon import DispatchMonitor, SettingError, open_trace
 from recorded import STATISTICS, Row, events, numbers, only, record, rows_of
+from reference import reference
 
 MODULES = {"record": ("modules",)}
 
 
 def named(rows: list[Row], module: str, role: str) -> list[Row]:
     return [row for row in rows if row["module"] == module and row["role"] == role]
-
-
-def reference(tensor: torch.Tensor) -> dict[str, float]:
-    """The statistics of a float tensor without NaN and Inf, by torch in float64."""
-    t = tensor.detach().double()
-    return {
-        "min": t.min().item(), "max": t.max().item(), "mean": t.mean().item(), "std": t.std(correction=0).item(),
-        "norm": t.norm().item(), "nan": 0, "inf": 0, "posinf": 0, "zero": int((t == 0).sum())}  # fmt: skip
 
 
 def network(inplace: bool) -> nn.Module:

@@ -2,7 +2,7 @@
 The C kernel against numpy in extended precision, over dtypes, contents, sizes and layouts.
 
 The expected numbers come from the elements as torch or numpy reads them, one by one, never from the kernel. Run under
-the sanitizers by tests/sanitize_kernel.py.
+the sanitizers by tests/judges/sanitize_kernel.py.
 """
 
 import ctypes

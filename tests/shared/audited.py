@@ -16,11 +16,11 @@ import pytest
 from dispatchmon import DispatchMonitor, open_trace
 from dispatchmon.analysis.audit import Audit, Finding, audit
 from dispatchmon.torch_internals import shows_savings
+from folders import CASES
 
 NEEDS_SAVINGS = pytest.mark.skipif(
     not shows_savings, reason="this torch does not show what an autograd node saved, and the trace says so"
 )
-CASES = Path(__file__).parent / "cases"
 
 
 @dataclass

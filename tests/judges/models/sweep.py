@@ -1,9 +1,9 @@
 """
 Every real architecture that is installed, with and without a full monitor.
 
-    python tests/models/sweep.py                                  # all of them
-    python tests/models/sweep.py --library transformers --name gpt
-    python tests/models/sweep.py --share 2/5                      # the second fifth
+    python tests/judges/models/sweep.py                                  # all of them
+    python tests/judges/models/sweep.py --library transformers --name gpt
+    python tests/judges/models/sweep.py --share 2/5                      # the second fifth
 
 Each runs in a process of its own: a training step, and evaluation under `no_grad` and `inference_mode`, each alone and under
 a `DispatchMonitor` that records everything. Loss, outputs, gradients, state, version counters, random streams and living
@@ -35,15 +35,13 @@ import torch
 import torch._dynamo  # the first mode imports it: once, not in each process
 from torch.utils._python_dispatch import TorchDispatchMode
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1])]  # what tests share, when this is run as a script
-
-from comparison import differences, outcome  # noqa: E402
-from dispatchmon import DispatchMonitor, open_trace  # noqa: E402
-from dispatchmon.analysis.audit import audit  # noqa: E402
-from dispatchmon.analysis.nonfinite import find_nonfinite  # noqa: E402
-from dispatchmon.packed.records import FOREIGN, RECOMPUTED  # noqa: E402
-from dispatchmon.recording.dispatch import RecordingMode  # noqa: E402
-from models.architectures import LIBRARIES, Architecture, architectures, call, leaves  # noqa: E402
+from comparison import differences, outcome
+from dispatchmon import DispatchMonitor, open_trace
+from dispatchmon.analysis.audit import audit
+from dispatchmon.analysis.nonfinite import find_nonfinite
+from dispatchmon.packed.records import FOREIGN, RECOMPUTED
+from dispatchmon.recording.dispatch import RecordingMode
+from models.architectures import LIBRARIES, Architecture, architectures, call, leaves
 
 SECONDS = 300  # for one architecture
 COLUMNS = ("kind", "event", "op", "module", "forward_event")

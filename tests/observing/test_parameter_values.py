@@ -10,7 +10,7 @@ from torch import nn
 
 from dispatchmon import DispatchMonitor, open_trace
 from recorded import Row, events, numbers, only, record, rows_of
-from test_module_values import reference
+from reference import reference
 
 PARAMETERS = {"record": ("parameters",)}
 X = torch.randn(8, 5, generator=torch.Generator().manual_seed(2))

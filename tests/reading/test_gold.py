@@ -2,26 +2,24 @@
 The gold trace of each minor version of the format: whatever comes later goes on reading it.
 """
 
-from pathlib import Path
 
 import pytest
 
 from dispatchmon.analysis.summary import summarize
 from dispatchmon.schema import FORMAT_VERSION, SCHEMA
 from dispatchmon.trace import open_trace
-
-FOLDER = Path(__file__).parent / "gold"
+from folders import GOLD
 
 
 def test_there_is_one_for_the_current_version():
     """Raising the minor version asks for a new gold trace."""
-    assert (FOLDER / f"trace-{FORMAT_VERSION}.arrow").exists()
+    assert (GOLD / f"trace-{FORMAT_VERSION}.arrow").exists()
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 def test_numbers(version):
     """They are those worked out by hand for the network in make_gold.py."""
-    trace = open_trace(FOLDER / f"trace-{version}.arrow")
+    trace = open_trace(GOLD / f"trace-{version}.arrow")
     assert (trace.complete, trace.warnings, trace.rows) == (True, (), 164)
     table = trace.scan().read_all()
     assert table.schema.equals(SCHEMA)
@@ -39,6 +37,6 @@ def test_numbers(version):
 
 def test_format_1_1_says_which_names_are_one_module():
     """The ReLU of the network has a second name, which says so; before 1.1 no name did."""
-    modules = {version: open_trace(FOLDER / f"trace-{version}.arrow").structure().modules for version in ("1.0", "1.1")}
+    modules = {version: open_trace(GOLD / f"trace-{version}.arrow").structure().modules for version in ("1.0", "1.1")}
     assert {m.name: m.same_as for m in modules["1.1"]} == {"": None, "0": None, "1": None, "2": None, "2.again": "1"}
     assert {m.same_as for m in modules["1.0"]} == {None}

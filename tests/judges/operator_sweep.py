@@ -7,8 +7,8 @@ runs three times: without the monitor, with it, and with it above an independent
 1. the same exception, or none; 2. the same bits in results, gradients and arguments, the same version counters, strides,
 autograd nodes and random state; 3. a row for every tensor, `written` where bytes changed; 4. every statistic.
 
-    python tests/operator_sweep.py --share 1/4 --json part1.json     one quarter of the operators, all dtypes
-    python tests/operator_sweep.py --write-docs part*.json           docs/coverage.md from the summaries
+    python tests/judges/operator_sweep.py --share 1/4 --json part1.json     one quarter of the operators, all dtypes
+    python tests/judges/operator_sweep.py --write-docs part*.json           docs/coverage.md from the summaries
 """
 
 from __future__ import annotations
@@ -484,7 +484,7 @@ def coverage(summaries: Sequence[dict[str, Any]]) -> str:
     head = "| | operators | programs | of them raise | operator calls | rows | values measured | written | failures |"
     lines = [
         "# Every operator", "",
-        "<!-- Written by `python tests/operator_sweep.py --write-docs`; do not edit. -->", "",
+        "<!-- Written by `python tests/judges/operator_sweep.py --write-docs`; do not edit. -->", "",
         f"torch {summaries[0]['torch']} on CPU, {max(s['date'] for s in summaries)}. At most {summaries[0]['samples'] or 'all'} "
         "sample inputs of each variant of each operator, evenly chosen.", "",
         "Torch's own operator database (`op_db`, the `foreach_*_op_db`, `optim_db`) under the monitor. Each sample runs as up to",
@@ -528,7 +528,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.write_docs:
         text = coverage([json.loads(path.read_text()) for path in args.write_docs])
-        (Path(__file__).parent.parent / "docs" / "coverage.md").write_text(text)
+        (Path(__file__).parents[2] / "docs" / "coverage.md").write_text(text)
         return 0
     torch.set_num_threads(1)
     reports = []

@@ -6,20 +6,20 @@ import json
 import random
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 
 from command_line import NONFINITE, run
 from dispatchmon_cli.group import COMMANDS, group
+from folders import GOLD, ROOT
 from trace_factory import cut, write_trace
 
-DOCUMENT = (Path(__file__).parent.parent / "docs" / "commands.md").read_text()
+DOCUMENT = (ROOT / "docs" / "commands.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", DOCUMENT, re.MULTILINE | re.DOTALL))
 SHARED = SECTIONS["Options of all commands"]
 REQUIRED = {"export": ["--to", "parquet"]}  # options without which a command cannot run
 FREE = {"settings", "skipped", "flush", "kept_for_good"}  # objects whose keys format.md describes
-GOLD = Path(__file__).parent / "gold" / "trace-1.0.arrow"
+OLD = GOLD / "trace-1.0.arrow"
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +55,7 @@ def test_it_has_a_section_with_its_options(name):
 @pytest.mark.parametrize("name", COMMANDS)
 def test_its_json_keys_are_documented(name, capsys):
     """Every key of the JSON is in the command's section, in backticks, and the document has its version and warnings."""
-    out = run(capsys, name, GOLD, "--format", "json", *REQUIRED.get(name, []))[1]
+    out = run(capsys, name, OLD, "--format", "json", *REQUIRED.get(name, []))[1]
     answer = json.loads(out)
     assert answer["format"] == 1
     assert answer["warnings"] == []
@@ -126,7 +126,7 @@ def test_damaged_traces_end_in_one_line(name, tmp_path, capsys):
 def test_cut_trace_of_the_recorder(name, tmp_path, capsys):
     """A trace whose process was killed is read by every command, with a warning."""
     path = tmp_path / "trace.arrow"
-    shutil.copy(GOLD, path)
+    shutil.copy(OLD, path)
     cut(path, -3000)
     status, out, err = run(capsys, name, path, *REQUIRED.get(name, []))
     assert status in (0, 2)

@@ -4,11 +4,12 @@ A long trace is read in bounded memory.
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+from folders import ROOT
+
+BENCHMARKS = ROOT / "benchmarks"
 PROGRAM = """
 import sys
 from dispatchmon_cli import main

@@ -1,4 +1,4 @@
-"""A fixed share of torch's operator database under the monitor; `python tests/operator_sweep.py` runs all of it."""
+"""A fixed share of torch's operator database under the monitor; `python tests/judges/operator_sweep.py` runs all of it."""
 
 from __future__ import annotations
 
