@@ -29,22 +29,22 @@ demo: $(VENV)/.wheel ## train a small network under the monitor and summarize it
 
 test: lint ## lint, check types, and test the built wheel
 	@echo '[test] pytest'
-	@DISPATCHMON_TEST_INSTALLED=1 $(BIN)/python -m pytest -n $(WORKERS)
+	@DISPATCHMON_TEST_INSTALLED=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 test-fast: $(VENV)/.wheel ## the tests that take no judge: under two minutes, for every change
-	@DISPATCHMON_TEST_INSTALLED=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not slow" --ignore tests/judges
+	@DISPATCHMON_TEST_INSTALLED=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not slow" --ignore tests/judges
 
 test-models: $(VENV)/.wheel ## compare real architectures of every installed library with and without a monitor
 	@$(SCRIPT) tests/judges/models/sweep.py
 
 test-nonfinite: $(VENV)/.wheel ## all judges of `dispatchmon nonfinite`: fuzzed programs, unwritten memory
-	@DISPATCHMON_TEST_ALL=1 DISPATCHMON_TEST_INSTALLED=1 $(BIN)/python -m pytest -n $(WORKERS) -s tests/judges/test_nonfinite_judges.py
+	@DISPATCHMON_TEST_ALL=1 DISPATCHMON_TEST_INSTALLED=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -s tests/judges/test_nonfinite_judges.py
 
 behaviour: $(VENV)/.wheel ## learn again what operators do with NaN and Inf, for another torch
 	@$(BIN)/python tools/learn_behaviour.py
 
 test-audit: $(VENV)/.wheel ## judge the in-place audit by every program and a long fuzz
-	@DISPATCHMON_TEST_INSTALLED=1 DISPATCHMON_AUDIT=all $(BIN)/python -m pytest -n $(WORKERS) tests/hazards tests/judges/test_audit_judges.py
+	@DISPATCHMON_TEST_INSTALLED=1 DISPATCHMON_AUDIT=all $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup tests/hazards tests/judges/test_audit_judges.py
 
 lint: $(VENV)/.wheel ## ruff and mypy --strict
 	@echo '[lint] ruff'
@@ -56,7 +56,7 @@ test-versions: $(VENV)/.wheel ## run the tests on other versions of torch, VERSI
 	@for v in $(VERSIONS); do echo "[test] torch $$v"; env=.venv-$$v; [ -d $$env ] || $(PYTHON) -m venv $$env; \
 	  $$env/bin/python -m pip install -qq torch==$$v && \
 	  $$env/bin/python -m pip install -qq "$$(echo dist/dispatchmon-*.whl)[dev]" torch==$$v && \
-	  DISPATCHMON_TEST_INSTALLED=1 $$env/bin/python -m pytest -n $(WORKERS) || exit 1; done
+	  DISPATCHMON_TEST_INSTALLED=1 $$env/bin/python -m pytest -n $(WORKERS) --dist loadgroup || exit 1; done
 
 bench: $(VENV)/.wheel ## measure what monitoring costs, with one thread and with two, into docs/performance.md
 	@for n in 1 2; do $(BIN)/python benchmarks/overhead.py --threads $$n --write docs/performance.md || exit 1; done
