@@ -16,8 +16,8 @@ import click
 from dispatchmon.reading.arguments import read_interval
 from dispatchmon.reading.batches import Range
 from dispatchmon.reading.query import Filters
+from dispatchmon.reading.trace_files import TraceFiles, open_files
 from dispatchmon.schema import PHASES
-from dispatchmon.trace import Trace, open_trace
 from dispatchmon.words.names import printable
 from dispatchmon_cli.report import FORMATS, Report, open_report
 
@@ -42,9 +42,9 @@ class Request:
     force: bool
     color: bool
 
-    def open_trace(self) -> Trace:
+    def open_trace(self) -> TraceFiles:
         """Open the trace, and say on stderr what must be known before trusting it."""
-        trace = open_trace(self.paths)
+        trace = open_files(self.paths)
         warn(trace.warnings)
         return trace
 
