@@ -69,6 +69,7 @@ bench-peers: $(VENV)/.wheel ## the same beside other tools, in an environment of
 
 docs: $(VENV)/.wheel ## write the generated parts of README.md and docs/ again
 	@$(BIN)/python docs/make_format.py
+	@$(BIN)/python docs/make_architecture.py
 	@$(BIN)/python docs/make_outputs.py
 
 clean: ## remove everything that make has made

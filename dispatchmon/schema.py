@@ -107,7 +107,7 @@ COLUMNS = (
            "the one that noticed, and then `forward_event` is the one that saw the value last or had saved it; of an alert: the event that met "
            "the rule", "any other kind of event"),
     Column("cells", pa.binary(), "where the non-finite elements lie: a byte whose bits 0, 1, 2 say which of the maps of NaN, "
-           "+Inf, -Inf follow, each of one bit per cell, in the order of the memory (`dispatchmon/cells.py`)",
+           "+Inf, -Inf follow, each of one bit per cell, in the order of the memory (`dispatchmon/memory/cells.py`)",
            "no element is non-finite, or not measured, or too many elements"),
 )  # fmt: skip
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "dispatchmon"
+CLI = ROOT / "cli" / "dispatchmon_cli"
 TARGET = ROOT / "docs" / "architecture.md"
 BLOCK = re.compile(r"(<!-- (?P<what>picture|rooms) -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
@@ -101,7 +102,7 @@ def picture() -> str:
     """The rooms as a Mermaid graph, without what follows from other arrows and without the ground."""
     drawn = {name: others for name, others in arrows().items() if name not in (*GROUND, "__init__", "__main__")}
     drawn = {name: {other for other in others if other in drawn} for name, others in drawn.items()}
-    drawn["cli"] = {"trace"}
+    drawn["cli"] = {room(other) for path in CLI.glob("*.py") for other in imports(path)} & set(drawn)
     lines = ["```mermaid", "flowchart TD"]
     for name in sorted(drawn, key=lambda name: (-FLOOR.get(name, 99), name)):
         shape = f'{name}["{name}.py"]' if (PACKAGE / f"{name}.py").exists() else f'{name}("{name}/")'

@@ -14,7 +14,7 @@ from make_format import document
 from make_outputs import alike, difference, differences
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 LINK = re.compile(r"\[[^\]]+\]\((?!https?:|#)([^)#]+)")
 
 
@@ -77,6 +77,13 @@ def test_links_lead_somewhere(path):
     """Every link between files of the project has a target."""
     for target in LINK.findall(path.read_text()):
         assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_files_exist(path):
+    """Every file that a document names with its folder is there, in the project or in the package."""
+    for name in re.findall(r"`([a-z_]+/[a-z_/]*[a-z_]+\.(?:py|c|md))`", path.read_text()):
+        assert any((root / name).exists() for root in (ROOT, ROOT / "dispatchmon", ROOT / "cli")), name
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)

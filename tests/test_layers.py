@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from make_architecture import FLOOR, MODULES, TARGET, WITHOUT_TORCH, document, imports, room
+from make_architecture import CLI, FLOOR, MODULES, TARGET, WITHOUT_TORCH, document, imports, room
 
 
 def test_every_room_has_a_floor():
@@ -42,6 +42,12 @@ def test_no_circle_within_a_room():
     for module in sorted(arrows):
         if room(module) not in ("__init__", "__main__"):
             visit(module, ())
+
+
+@pytest.mark.parametrize("path", sorted(CLI.glob("*.py")), ids=lambda path: path.stem)
+def test_the_command_line_imports_what_reads(path):
+    """It reads traces, and takes nothing of the rooms that record."""
+    assert {room(other) for other in imports(path)} <= {*WITHOUT_TORCH, "__init__"}
 
 
 @pytest.mark.parametrize("module", sorted(m for m in MODULES if room(m) in WITHOUT_TORCH))

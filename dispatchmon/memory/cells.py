@@ -3,7 +3,7 @@ Where the non-finite elements of a value lie: a small map, in the order of memor
 
 A value of up to `MOST_CELLS` elements has one cell per element; of a larger one a cell is a stretch of elements, and says
 whether any of them is NaN, +Inf or -Inf. The map is made when a value is measured and found to hold such elements
-(`statistics.py`), and read by the analysis, without torch.
+(`statistics/maps.py`), and read by the analysis, without torch.
 """
 
 from __future__ import annotations

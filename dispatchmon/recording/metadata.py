@@ -15,7 +15,7 @@ from dispatchmon.version import VERSION
 
 
 def metadata(model: nn.Module | None, rank: int, world_size: int) -> dict[str, Any]:
-    """The process, the model and the command; `recording.py` adds what it was asked for."""
+    """The process, the model and the command; `assembly.py` adds what it was asked for."""
     return {
         "format": FORMAT_VERSION,
         "dispatchmon": VERSION,
