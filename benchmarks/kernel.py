@@ -15,7 +15,8 @@ import torch
 from overhead import machine, replaced
 
 from dispatchmon.memory.cells import runs_of
-from dispatchmon.statistics import table as s
+from dispatchmon.statistics.layout import layout_of
+from dispatchmon.statistics.table import Statistics
 from dispatchmon.torch_internals import address_of
 
 SIZES = {16: 20_000, 100_000: 2_000, 1_000_000: 200, 20_000_000: 8}  # elements, and calls per measurement
@@ -36,8 +37,8 @@ def measured(dtype: str, n: int, threads: int) -> str:
     """A cell of the table: microseconds, and times `x.sum()`."""
     torch.set_num_threads(threads)
     x = torch.randn(n).to(getattr(torch, dtype))
-    statistics = s.Statistics(1, "native")
-    layout = s.layout_of(*runs_of(x.shape, x.stride()), 0, x.dtype)
+    statistics = Statistics(1, "native")
+    layout = layout_of(*runs_of(x.shape, x.stride()), 0, x.dtype)
     assert layout is not None
     memory = address_of(x) + layout.start
     kernel = best(lambda: statistics.kernel(statistics.address, memory, layout.packed, threads), SIZES[n])

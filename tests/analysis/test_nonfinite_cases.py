@@ -1,6 +1,5 @@
 """Every shared case of a NaN, an Inf or unwritten memory, by its own right answer."""
 
-import importlib.util
 import re
 
 import pytest
@@ -9,14 +8,7 @@ import torch
 from dispatchmon import DispatchMonitor, open_trace
 from dispatchmon.analysis.nonfinite import find_nonfinite
 from folders import CASES
-
-
-def load(path):
-    """A case as a module."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from reported import code_of, load
 
 
 def of_kind(kind):
@@ -32,12 +24,6 @@ def answer_to(case, folder):
         run(model)
     assert monitor.error is None
     return find_nonfinite(open_trace(folder / "trace.arrow"))
-
-
-def code_of(path, source):
-    """The text of a line, of `file.py:31 in forward`."""
-    line = re.match(r".*:(\d+) in ", source or "")
-    return path.read_text().splitlines()[int(line[1]) - 1].strip() if line else ""
 
 
 def check_place(path, place, forward, want):

@@ -7,8 +7,9 @@ import re
 import pytest
 import torch
 
-from audited import NEEDS_SAVINGS, audited, code_of, load_case
+from audited import NEEDS_SAVINGS, audited
 from recorded import record
+from reported import code_of, load_case
 
 pytestmark = NEEDS_SAVINGS
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import sys
 import warnings
@@ -16,6 +15,7 @@ from dispatchmon import DispatchMonitor
 from folders import CASES
 from programs.faults import FAULTS
 from recorded import COMPILES_UNDER_MODES
+from reported import load
 
 NAMES = sorted(path.stem for path in CASES.glob("case_*.py"))
 UNINITIALISED = ("case_43_rrelu_under_checkpoint",)  # reads memory that nobody wrote: two runs differ anyway
@@ -38,7 +38,7 @@ def test_the_same_error(name, tmp_path):
 @pytest.mark.parametrize("name", NAMES)
 def test_cases(name, tmp_path):
     """A faulty program from a bug report fails, or silently goes wrong, in the same way to the last bit."""
-    case = importlib.import_module(f"cases.{name}")
+    case = load(CASES / f"{name}.py")
     alone = outcome(case.build)
     watched = outcome(case.build, monitored(tmp_path / "trace.arrow"))
     if name in UNINITIALISED:

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import dispatchmon
 from dispatchmon import DispatchMonitor
-from dispatchmon.statistics import table as s
+from dispatchmon.statistics.kernel import native
 
 OURS = os.path.dirname(dispatchmon.__file__) + os.sep
 
@@ -70,7 +70,7 @@ def counted(run):
     ({}, 15, 1000),
     ({"source": False}, 14.3, 955),
 ], ids=["structure", "full", "without source"])  # fmt: skip
-@pytest.mark.skipif(s.native is None, reason="torch's reductions cost more than the kernel that is counted on")
+@pytest.mark.skipif(native is None, reason="torch's reductions cost more than the kernel that is counted on")
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="what an instruction is differs from one Python to the next")
 def test_work_per_operator(settings, most_calls, most_instructions, tmp_path):
     """With the audit on, as it always is. The ceilings are a tenth above what is needed today."""
@@ -85,7 +85,7 @@ def test_work_per_operator(settings, most_calls, most_instructions, tmp_path):
     assert instructions / operators <= most_instructions
 
 
-@pytest.mark.skipif(s.native is None, reason="torch's reductions are operators, out of sight of every mode")
+@pytest.mark.skipif(native is None, reason="torch's reductions are operators, out of sight of every mode")
 @pytest.mark.parametrize("settings", [{"stats": ()}, {}, {"record": ("modules", "parameters")}])
 def test_the_monitor_runs_no_operator_of_its_own(settings, tmp_path):
     """Torch's profiler counts every operator, also those that no mode can see."""

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,7 +13,6 @@ import pytest
 from dispatchmon import DispatchMonitor, open_trace
 from dispatchmon.analysis.audit import Audit, Finding, audit
 from dispatchmon.torch_internals import shows_savings
-from folders import CASES
 
 NEEDS_SAVINGS = pytest.mark.skipif(
     not shows_savings, reason="this torch does not show what an autograd node saved, and the trace says so"
@@ -49,19 +45,3 @@ def audited(run: Callable[[], Any], model: Any = None, **settings: Any) -> Outco
         if monitor.error is not None:
             raise monitor.error
         return Outcome(audit(open_trace(folder)), error)
-
-
-def load_case(number: int) -> tuple[Path, ModuleType]:
-    """A shared case."""
-    (path,) = CASES.glob(f"case_{number:02}_*.py")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return path, module
-
-
-def code_of(path: Path, source: str | None) -> str:
-    """The text of a line, of `file.py:31 in forward`."""
-    line = re.match(r".*:(\d+) in ", source or "")
-    return path.read_text().splitlines()[int(line[1]) - 1].strip() if line else ""

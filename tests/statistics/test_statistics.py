@@ -8,14 +8,18 @@ import numpy as np
 import pytest
 import torch
 
+from dispatchmon.memory.cells import runs_of
 from dispatchmon.packed import totals as r
-from dispatchmon.statistics import table as s
+from dispatchmon.statistics.kernel import native
+from dispatchmon.statistics.layout import layout_of
+from dispatchmon.statistics.reductions import PIECE, pieces
+from dispatchmon.statistics.table import Statistics
 
 BACKENDS = [
     "deferred",
     "torch",
     pytest.param(
-        "native", marks=pytest.mark.skipif(s.native is None, reason="the package was built without a compiler")
+        "native", marks=pytest.mark.skipif(native is None, reason="the package was built without a compiler")
     ),
 ]
 FLOATS = [
@@ -33,9 +37,9 @@ INTEGERS = ["int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uin
 
 def measured(tensor: torch.Tensor, backend: str) -> list[float]:
     """One table row of a tensor, as the recorder gets it."""
-    statistics = s.Statistics(4, backend)
-    runs, repeat = s.runs_of(tensor.shape, tensor.stride())
-    layout = s.layout_of(runs, repeat, tensor.storage_offset(), tensor.dtype)
+    statistics = Statistics(4, backend)
+    runs, repeat = runs_of(tensor.shape, tensor.stride())
+    layout = layout_of(runs, repeat, tensor.storage_offset(), tensor.dtype)
     assert layout is not None
     slot = statistics.measure(tensor, layout)
     assert slot == 0
@@ -177,7 +181,7 @@ def test_any_layout(view, dtype: str, backend: str) -> None:
 def test_a_large_expanded_tensor_is_measured_once_per_element() -> None:
     """Expanded dimensions are counted, not walked: a million million elements take no time."""
     x = torch.tensor([1.0, 2.0, 4.0]).expand(1_000_000, 1_000_000, 3)
-    for backend in ("torch",) if s.native is None else ("torch", "native"):
+    for backend in ("torch",) if native is None else ("torch", "native"):
         got = measured(x, backend)
         assert (got[r.COUNT], got[r.MEAN]) == (3e12, pytest.approx(7 / 3))
         assert got[r.NORM] == pytest.approx(math.sqrt(21e12))
@@ -186,7 +190,7 @@ def test_a_large_expanded_tensor_is_measured_once_per_element() -> None:
 def test_a_large_tensor_is_not_copied() -> None:
     """Torch's reductions convert pieces of bounded size: no piece is as large as the tensor."""
     x = torch.ones(1_000_000)
-    parts = list(r.pieces(x, (1_000_000,), (1,), 0))
-    assert max(p.numel() for p in parts) <= r.PIECE
+    parts = list(pieces(x, (1_000_000,), (1,), 0))
+    assert max(p.numel() for p in parts) <= PIECE
     assert sum(p.numel() for p in parts) == 1_000_000
     assert all(p.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() for p in parts)
