@@ -31,7 +31,7 @@ test: lint ## lint, check types, and test the built wheel
 	@echo '[test] pytest'
 	@DISPATCHMON_TEST_INSTALLED=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
-test-fast: $(VENV)/.wheel ## the tests that take no judge: under two minutes, for every change
+test-fast: $(VENV)/.wheel ## the tests without those marked slow and the judges, for every change
 	@DISPATCHMON_TEST_INSTALLED=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not slow" --ignore tests/judges
 
 test-models: $(VENV)/.wheel ## compare real architectures of every installed library with and without a monitor

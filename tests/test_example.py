@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("example")]
+
 SCRIPT = Path(__file__).resolve().parent.parent / "examples" / "train_digits.py"
 
 

@@ -73,6 +73,7 @@ def test_reading_needs_no_torch():
     assert "torch" not in modules_after("from dispatchmon import Audit, NonFinite, Structure, Summary, Trace, open_trace")
 
 
+@pytest.mark.slow
 def test_monitor_loads_torch_only_when_named():
     """The first use of DispatchMonitor loads torch."""
     assert "torch" in modules_after("import dispatchmon\ndispatchmon.DispatchMonitor")

@@ -13,6 +13,8 @@ from dispatchmon import Audit, NonFinite, Structure, Summary, open_trace
 from folders import GOLD
 from trace_factory import write_trace
 
+pytestmark = pytest.mark.slow
+
 COMMANDS = {"summarize": Summary, "structure": Structure, "audit": Audit, "nonfinite": NonFinite}
 WRITE = {"written": True, "mutation": "inplace", "op": "aten.add_.Tensor"}
 EVIL = "a\x1b[31m<script>alert(1)</script>&|b"

@@ -472,6 +472,7 @@ def test_forward_in_a_second_thread_is_led_to_its_modules() -> None:
     assert only(events(rows, op="aten.tanh_backward.default")[0], role="output")["shape"] == [4, 8]
 
 
+@pytest.mark.slow
 @needs_compilation
 @pytest.mark.parametrize("given", ["the model", "what torch.compile made of it"])
 def test_a_compiled_model_is_one_call_with_its_name(given) -> None:

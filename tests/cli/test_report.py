@@ -111,6 +111,7 @@ def test_full_disk_is_one_line(path):
     assert (done.returncode, done.stderr) == (1, "dispatchmon: No space left on device\n")
 
 
+@pytest.mark.slow
 def test_closed_pipe_is_quiet(tmp_path):
     """A reader that leaves early, as `head` does, is no failure."""
     rows = [{**LINEAR, "module": f"m{i}" * 20} for i in range(3000)]
@@ -180,6 +181,7 @@ def test_table_fits_the_terminal(path):
     assert [line.split("  ")[0] for line in plain] == ["module", "(model)", "encoder.…rojection", "(outside)"]
 
 
+@pytest.mark.slow
 def test_colors_only_where_they_are_wanted(tmp_path):
     """On a terminal a NaN count is red; with --no-color nothing is."""
     path = write_trace(tmp_path / "trace.arrow", NONFINITE)

@@ -9,6 +9,8 @@ from comparison import differences, monitored, outcome
 from dispatchmon import open_trace
 from recorded import COMPILES_UNDER_MODES
 
+pytestmark = pytest.mark.slow
+
 # Programs that are about dispatch modes themselves.
 RECORDS = {"modules and parameters": ("modules", "parameters"), "all": ("ops", "modules", "parameters")}
 

@@ -80,6 +80,7 @@ def test_cut_file_is_read_up_to_the_cut(tmp_path):
     assert trace.scan(["nan", "event"]).read_all().to_pylist() == [{"nan": i, "event": i} for i in range(8)]
 
 
+@pytest.mark.slow
 def test_every_cut_is_read_or_refused_in_one_line(tmp_path):
     """Cut at every 97th byte, a trace yields the rows of its whole batches or one clear NotATraceError."""
     path = write_trace(tmp_path / "trace.arrow", TEN)
@@ -100,6 +101,7 @@ def test_every_cut_is_read_or_refused_in_one_line(tmp_path):
     assert seen == {"refused", 0, 4, 8, 10}
 
 
+@pytest.mark.slow
 def test_damaged_bytes_never_end_in_another_error(tmp_path):
     """Bytes overwritten at random lead to a reading or to a NotATraceError, in a process that lives on."""
     path = write_trace(tmp_path / "trace.arrow", [{"module": "m" * (i % 3), "shape": [i]} for i in range(12)])

@@ -17,6 +17,8 @@ from programs.faults import FAULTS
 from recorded import COMPILES_UNDER_MODES
 from reported import load
 
+pytestmark = pytest.mark.slow
+
 NAMES = sorted(path.stem for path in CASES.glob("case_*.py"))
 UNINITIALISED = ("case_43_rrelu_under_checkpoint",)  # reads memory that nobody wrote: two runs differ anyway
 

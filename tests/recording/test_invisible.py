@@ -17,6 +17,8 @@ from dispatchmon import DispatchMonitor, open_trace
 from programs import distributed
 from recorded import COMPILES_UNDER_MODES, needs_compilation, rows_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("name", programs.PROGRAMS)
 def test_same_bits(name, tmp_path):
@@ -146,7 +148,6 @@ def test_what_runs_between_compiled_frames_is_compiled_as_without_a_monitor(reco
     assert {("0", call) for call in range(6)} <= set(called)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_two_ranks(kind, tmp_path):
     """On two processes the bits are the same, and each rank writes its own complete file."""

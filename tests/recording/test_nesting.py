@@ -16,6 +16,8 @@ from dispatchmon import DispatchMonitor
 from programs import PROGRAMS
 from recorded import needs_one_detach, rows_of
 
+pytestmark = pytest.mark.slow
+
 OF_THE_RUN = ("storage", "start_ns", "duration_ns")
 STATISTICS = ("min", "max", "mean", "std", "norm", "nan", "inf", "posinf", "zero", "cells")
 

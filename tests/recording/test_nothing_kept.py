@@ -26,6 +26,8 @@ from dispatchmon.recording.dispatch import RecordingMode
 from programs import PROGRAMS
 from recorded import needs_one_detach
 
+pytestmark = pytest.mark.slow
+
 
 class Residual(nn.Module):
     def __init__(self, width=8):

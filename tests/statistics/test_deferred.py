@@ -72,6 +72,7 @@ def test_the_rows_are_those_of_the_kernel(backend, settings, tmp_path, monkeypat
                 assert other[name] == pytest.approx(one[name], rel=1e-6, abs=1e-6 * max(abs(one["min"]), abs(one["max"])))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("deferring")
 def test_nothing_is_asked_of_a_tensor_until_the_step_ends(tmp_path, monkeypatch):
     """No number leaves a tensor while operators run; one transfer for each step and one for what follows the last."""
@@ -158,6 +159,7 @@ def test_a_copy_for_the_sink_has_the_rows_and_leaves_them():
     assert table.at(slot)[reductions.MAX] == 3
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("deferring")
 def test_a_killed_program_leaves_what_was_on_the_device(tmp_path):
     """No batch is full and no step over when it dies: the copy of the sink's thread is what stays."""

@@ -21,6 +21,8 @@ from dispatchmon.trace import open_trace
 from dispatchmon.writing.writer import TraceWriter
 from folders import TESTS
 
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("endings")]  # one fixture runs all programs
+
 PROGRAM = str(TESTS / "judges" / "endings.py")
 STATUSES = {
     "plain": 0,
@@ -180,13 +182,11 @@ def check_kills(tmp_path, how_many):
     return lost
 
 
-@pytest.mark.slow
 def test_killed_at_any_moment_loses_at_most_one_interval(tmp_path):
     """Of eight programs killed at random times every batch is readable, up to one flush interval before the end."""
     check_kills(tmp_path, 8)
 
 
-@pytest.mark.slow
 def test_fifty_kills(tmp_path):
     """The same fifty times."""
     check_kills(tmp_path, 50)
