@@ -30,7 +30,7 @@ FLOAT8 = [
 ]
 ROUNDING = 1e-6
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # prototypes and sparse layouts announce themselves
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # prototypes and sparse layouts announce themselves
 
 
 class Trace(NamedTuple):

@@ -20,6 +20,8 @@ import torch
 
 _kernel = pytest.importorskip("dispatchmon.statistics._kernel", reason="the C extension (optional) is not built")
 
+pytestmark = pytest.mark.slow
+
 DTYPES = tuple(name for name in _kernel.DTYPES if hasattr(torch, name))  # float8_e8m0fnu came with torch 2.7
 SUMMED_IN_FLOAT = {"float32", "float16", "bfloat16", "int8", "uint8", "bool"} | {d for d in DTYPES if "float8" in d}
 UNSIGNED = {"uint8": np.uint8, "uint16": np.uint16, "uint32": np.uint32, "uint64": np.uint64}
@@ -257,7 +259,6 @@ def check_layout(rng, dtype, run, step, outer, repeat, shift=0):
     check(got, expected(elements_of(elements, dtype), repeat), dtype, (run, step, outer, repeat, shift))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
 def test_layouts_drawn_at_random(seed):
     """Layouts drawn at random, at pointers that are not multiples of the item size."""
@@ -287,7 +288,6 @@ def test_nothing_beyond_the_last_element_is_read(dtype):
         libc.mprotect(start + 4 * page, page, mmap.PROT_READ | mmap.PROT_WRITE)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64", "int8", "int64"])
 def test_sums_stay_accurate_over_many_elements(dtype):
     """Over 2e7 elements mean and std are right to 1e-6, by numpy's pairwise sums in float64."""
@@ -427,7 +427,6 @@ measure()
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("script", [WITHOUT_TORCH, AFTER_FORK], ids=["without torch", "after a fork"])
 def test_threads_where_those_of_torch_cannot_be_used(script):
     """Threads still work without torch, and in a forked child, which has not inherited torch's OpenMP threads."""
