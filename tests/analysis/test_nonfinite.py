@@ -1,5 +1,6 @@
 """Where a NaN or Inf was born, in small programs whose answer is worked out by hand."""
 
+import copy
 import json
 
 import pytest
@@ -269,6 +270,23 @@ def test_unwritten_memory_that_is_read(path):
 
 
 # ------------------------------------------------------------------------------------------------- sizes
+def test_a_copy_is_given_other_memory(path):
+    """`copy.deepcopy` makes an empty tensor and sets a copied storage into it: nobody reads what was empty."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    with DispatchMonitor(model, path, quiet=True):
+        batch, best, average = copy.deepcopy(torch.ones(8, 4)), copy.deepcopy(model.state_dict()), copy.deepcopy(model)
+        (model(batch).sum() + average(batch).sum() + best["0.weight"].sum()).backward()
+    answer = find_nonfinite(open_trace(path))
+    assert (answer.origins, answer.uninitialised) == ((), ())
+
+
+def test_what_a_write_finds_is_not_the_largest_magnitude(path):
+    """It may be memory that nobody has written; if it is not, it was shown where it was made."""
+    found = {"event": 0, "written": True, "role": "input", "op": "aten.fill_.Scalar", "min": -1e30, "max": 0.0}
+    rows = [found, {**found, "role": "output", "min": 2.0, "max": 2.0}]
+    assert find_nonfinite(open_trace(write_trace(path, rows))).largest.magnitude == 2.0
+
+
 @pytest.mark.parametrize("n", [8, 64, 300, 1100])
 def test_two_origins_in_one_value(path, n):
     """However coarse the map, a second origin elsewhere in a value that is spoiled already is found."""

@@ -91,7 +91,7 @@ def _of_rank(trace: TraceFiles, rank: int, filters: Filters, on_progress: Callab
     overflows = [f for f in alarms if f.kind == ORIGIN and f.what == "inf"][:MOST_GROWTHS]
     origins = [teller.origin(f, _growth(trace, rank, teller, f) if f in overflows else ()) for f in alarms]
     notes = [teller.cleared(f) for f in wanted if f.verdict == CLEARED and f.kind in (ORIGIN, EXTERNAL, TURNED)]
-    notes += _about_scaler(found, [f for f in wanted if f.verdict == HARMLESS])
+    notes += _about_scaler(found, rank, [f for f in wanted if f.verdict == HARMLESS])
     notes += underflow(trace, rank, filters)
     if found.stopped is not None:
         at = f"event {found.stopped.event}, step {found.stopped.step}"
@@ -145,7 +145,7 @@ def _growth(trace: TraceFiles, rank: int, teller: Teller, found: Finding) -> tup
     return tuple(links) if len(links) > 1 else ()
 
 
-def _about_scaler(found: Search, harmless: list[Finding]) -> list[Note]:
+def _about_scaler(found: Search, rank: int, harmless: list[Finding]) -> list[Note]:
     skipped = sum(on for _, on in found.scaler)
     if not skipped:
         return []
@@ -153,6 +153,6 @@ def _about_scaler(found: Search, harmless: list[Finding]) -> list[Note]:
     place = None
     if harmless:
         row = min(harmless, key=lambda f: f.event).row
-        place = Place(row.event, 0, row.step, row.phase, row.op, row.module, row.source)
+        place = Place(row.event, rank, row.step, row.phase, row.op, row.module, row.source)
         text += f", first in {operator_at(row.op, row.module)} {when(row.source, row.step, row.phase)}"
     return [Note("skipped-steps", text, place)]

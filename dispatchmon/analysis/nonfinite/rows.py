@@ -168,6 +168,7 @@ def survey(trace: TraceFiles, rank: int, on_progress: Callable[[float], None] | 
         "min",
         "max",
         "numel",
+        "written",
     ]
     columns += ["step", "module", "source", "name", "arg", "shape"]
     for batch in trace.scan(columns, ranks=(rank,), on_progress=on_progress):
@@ -188,7 +189,10 @@ def survey(trace: TraceFiles, rank: int, on_progress: Callable[[float], None] | 
         found = bad | pc.and_(fresh, real).to_numpy(zero_copy_only=False)
         storages.update(np.unique(storage[found]).tolist())
         magnitude = pc.max_element_wise(pc.abs(column("min")), pc.abs(column("max")))
-        magnitude = pc.if_else(real, magnitude, None).fill_null(-1.0).to_numpy(zero_copy_only=False)
+        # What a write finds is an earlier result, and shown there, or memory that nobody has written (as in summary/find.py).
+        found_by_a_write = pc.and_(column("written"), pc.equal(column("role"), "input").fill_null(False))
+        made = pc.and_(real, pc.invert(found_by_a_write))
+        magnitude = pc.if_else(made, magnitude, None).fill_null(-1.0).to_numpy(zero_copy_only=False)
         at = int(magnitude.argmax())
         if magnitude[at] >= 0 and (largest is None or magnitude[at] > largest[0]):
             largest = float(magnitude[at]), batch.slice(at, 1), at

@@ -46,6 +46,8 @@ class UnwrittenMemory:
     def event(self, event: Event, b: Behaviour | None, used: list[Row]) -> None:
         """Follow one event that is not a view."""
         op, outs = event.first.op, event.outputs
+        if op.startswith("aten.set_"):  # the tensor shows other memory now; nothing was moved there
+            return
         moves = (b is not None and b.moves) or op.startswith("aten._to_copy")
         single = sum(row.is_float for row in used) == 1
         taint: set[int] = set()
@@ -101,8 +103,6 @@ class UnwrittenMemory:
         if known is None or not out.written or not out.placed or not out.numel:
             return
         if moved and any(row.storage in self.fresh and row.storage != storage for row in used):
-            return
-        if b is not None and b.view and "set_" in event.first.op:
             return
         if span(out)[1] <= known.cells.size:
             view(known.cells, out)[...] = True
