@@ -1,5 +1,5 @@
 """
-The audit, judged by programs with a truth of their own: correct ones, thefts, random writes, every way of writing, two ranks.
+The audit, judged by programs with a truth of their own: correct ones, hazards, random writes, every way of writing, two ranks.
 
 `make test-audit` runs all of it; otherwise a fixed share is run.
 """
@@ -68,10 +68,10 @@ def test_an_ordinary_loop_raises_no_alarm(name):
     assert [f.message for f in audited(lambda: run(model), model, stats=()).hazards] == []
 
 
-@pytest.mark.parametrize("name", [n for n in loops.THEFTS if n != "functional_relu_then_skip"])
-def test_a_theft_is_found(name):
+@pytest.mark.parametrize("name", [n for n in loops.HAZARDS if n != "functional_relu_then_skip"])
+def test_a_hazard_is_found(name):
     """A value was taken from somebody who reads it again."""
-    make, kind, op = loops.THEFTS[name]
+    make, kind, op = loops.HAZARDS[name]
     torch.manual_seed(0)
     model, run = make()
     found = audited(lambda: run(model), model, stats=()).hazards

@@ -1,4 +1,4 @@
-"""Ordinary training loops, which must stay quiet (LEGIT), and thefts of other shapes, which must be found (THEFTS)."""
+"""Ordinary training loops, which must stay quiet (LEGIT), and hazards of other shapes, which must be found (HAZARDS)."""
 
 import copy
 import io
@@ -8,7 +8,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-LEGIT, THEFTS = {}, {}
+LEGIT, HAZARDS = {}, {}
 
 
 def legit(f):
@@ -16,9 +16,9 @@ def legit(f):
     return f
 
 
-def theft(kind, op):
+def hazard(kind, op):
     def put(f):
-        THEFTS[f.__name__] = (f, kind, op)
+        HAZARDS[f.__name__] = (f, kind, op)
         return f
 
     return put
@@ -702,7 +702,7 @@ def truncated_state_detached():
 
 
 # ------------------------------------------------------------------------------------------ must be found
-@theft("input-overwritten", "aten.mul_.Tensor")
+@hazard("input-overwritten", "aten.mul_.Tensor")
 def keyword_argument_in_a_dict():
     class A(nn.Module):
         def forward(s, x, extra=None):
@@ -721,7 +721,7 @@ def keyword_argument_in_a_dict():
     return M(), lambda m: m(torch.ones(3))
 
 
-@theft("input-overwritten", "aten.relu_.default")
+@hazard("input-overwritten", "aten.relu_.default")
 def preact_skip_in_sequential():
     m = nn.Sequential(nn.Conv2d(1, 3, 3, 1, 1), nn.ReLU(True), nn.Conv2d(3, 3, 1))
 
@@ -737,7 +737,7 @@ def preact_skip_in_sequential():
     return M(), lambda m: m(torch.randn(1, 1, 4, 4)).sum().backward()
 
 
-@theft("input-overwritten", "aten.clamp_.default")
+@hazard("input-overwritten", "aten.clamp_.default")
 def through_a_view_of_the_argument():
     class A(nn.Module):
         def forward(s, x):
@@ -756,7 +756,7 @@ def through_a_view_of_the_argument():
     return M(), lambda m: m(torch.randn(3, 4))
 
 
-@theft("input-overwritten", "aten.masked_fill_.Scalar")
+@hazard("input-overwritten", "aten.masked_fill_.Scalar")
 def loss_eats_logits_logged_later():
     class L(nn.Module):
         def forward(s, l, m):
@@ -775,7 +775,7 @@ def loss_eats_logits_logged_later():
     return m, run
 
 
-@theft("input-overwritten", "aten.add_.Tensor")
+@hazard("input-overwritten", "aten.add_.Tensor")
 def positions_of_ones():
     class D(nn.Module):
         def forward(s, p):
@@ -785,7 +785,7 @@ def positions_of_ones():
     return D(), lambda m: (lambda p: (m(p), m(p)))(torch.zeros(3))
 
 
-@theft("input-overwritten", "aten.zero_.default")
+@hazard("input-overwritten", "aten.zero_.default")
 def features_list_overwritten():
     class N(nn.Module):
         def forward(s, feats):
@@ -805,7 +805,7 @@ def features_list_overwritten():
     return M(), lambda m: m(torch.randn(3, 4))
 
 
-@theft("alias-overwritten", "aten._foreach_add_.List")
+@hazard("alias-overwritten", "aten._foreach_add_.List")
 def best_by_detach_and_loaded_back():
     m = mlp()
 
@@ -820,7 +820,7 @@ def best_by_detach_and_loaded_back():
     return m, run
 
 
-@theft("alias-overwritten", "aten.mul_.Tensor")
+@hazard("alias-overwritten", "aten.mul_.Tensor")
 def detached_history_of_a_state():
     m = nn.Linear(4, 4)
 
@@ -836,7 +836,7 @@ def detached_history_of_a_state():
     return m, run
 
 
-@theft("alias-overwritten", "aten.mul_.Tensor")
+@hazard("alias-overwritten", "aten.mul_.Tensor")
 def two_detaches_of_one_loss():
     m, seen = mlp(), []
 
@@ -850,7 +850,7 @@ def two_detaches_of_one_loss():
     return m, run
 
 
-@theft("parameter-write", "aten.mul_.Tensor")
+@hazard("parameter-write", "aten.mul_.Tensor")
 def embedding_row_scaled_in_eval():
     class M(nn.Module):
         def __init__(s):
@@ -869,7 +869,7 @@ def embedding_row_scaled_in_eval():
     return M(), run
 
 
-@theft("overlapping-write", "aten.sub_.Tensor")
+@hazard("overlapping-write", "aten.sub_.Tensor")
 def minus_its_own_last_column():
     class M(nn.Module):
         def forward(s, x):
@@ -880,7 +880,7 @@ def minus_its_own_last_column():
     return M(), lambda m: m(torch.randn(4, 3))
 
 
-@theft("blocked-write", "aten.copy_.default")
+@hazard("blocked-write", "aten.copy_.default")
 def shift_by_one_is_refused():
     class M(nn.Module):
         def forward(s, x):
@@ -891,7 +891,7 @@ def shift_by_one_is_refused():
     return M(), lambda m: m(torch.randn(4, 3))
 
 
-@theft("overlapping-write", "aten.mm.out")
+@hazard("overlapping-write", "aten.mm.out")
 def matmul_into_itself():
     class M(nn.Module):
         def forward(s, x):
@@ -902,7 +902,7 @@ def matmul_into_itself():
     return M(), lambda m: m(torch.randn(3, 3))
 
 
-@theft("blocked-write", "aten.index_add_.default")
+@hazard("blocked-write", "aten.index_add_.default")
 def index_add_of_itself():
     class M(nn.Module):
         def forward(s, x):
@@ -912,7 +912,7 @@ def index_add_of_itself():
     return M(), lambda m: m(torch.randn(3, 3))
 
 
-@theft("input-overwritten", "aten.add_.Tensor")
+@hazard("input-overwritten", "aten.add_.Tensor")
 def function_without_mark_dirty():
     class G(torch.autograd.Function):
         @staticmethod
@@ -937,7 +937,7 @@ def function_without_mark_dirty():
     return M(), lambda m: m(torch.randn(3, 4))
 
 
-@theft("input-overwritten", "aten.index_put_.default")
+@hazard("input-overwritten", "aten.index_put_.default")
 def store_into_a_computed_argument():
     class A(nn.Module):
         def forward(s, x):
@@ -956,7 +956,7 @@ def store_into_a_computed_argument():
     return M(), lambda m: m(torch.randn(3, 4))
 
 
-@theft("input-overwritten", "aten.relu_.default")
+@hazard("input-overwritten", "aten.relu_.default")
 def direct_relu_then_skip():
     class M(nn.Module):
         def __init__(s):
@@ -971,7 +971,7 @@ def direct_relu_then_skip():
     return m, lambda m: m(torch.randn(1, 1, 4, 4)).sum()
 
 
-@theft("input-overwritten", "aten.relu_.default")
+@hazard("input-overwritten", "aten.relu_.default")
 def direct_relu_then_skip_in_one_line():
     class M(nn.Module):
         def __init__(s):
@@ -985,7 +985,7 @@ def direct_relu_then_skip_in_one_line():
     return m, lambda m: m(torch.randn(1, 1, 4, 4)).sum()
 
 
-@theft("input-overwritten", "aten.relu_.default")
+@hazard("input-overwritten", "aten.relu_.default")
 def skip_through_a_second_name():
     class M(nn.Module):
         def __init__(s):
@@ -1003,7 +1003,7 @@ def skip_through_a_second_name():
     return m, lambda m: m(torch.randn(1, 1, 4, 4)).sum()
 
 
-@theft("input-overwritten", "aten.relu_.default")
+@hazard("input-overwritten", "aten.relu_.default")
 def functional_relu_then_skip():
     class M(nn.Module):
         def __init__(s):
