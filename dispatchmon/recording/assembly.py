@@ -37,6 +37,7 @@ from dispatchmon.recording.dispatch import RecordingMode
 from dispatchmon.recording.handover import Handover
 from dispatchmon.recording.metadata import metadata
 from dispatchmon.recording.switch import Switch
+from dispatchmon.recording.verdict import said_of_nonfinite
 from dispatchmon.schema import PHASES
 from dispatchmon.settings import Settings
 from dispatchmon.sink import Sink
@@ -216,8 +217,9 @@ class Recording:
             record, sink = self.settings.record, self.sink
             n_bytes = self.path.stat().st_size if self.path.exists() else 0
             first = sink.converter.tally.first_nonfinite
+            said, alarm = said_of_nonfinite(self.path, n_bytes, first, self.dispatches)
             line = closing_line(
-                self.path, n_bytes, sink.closed, first, sink.stopped, self.dispatches, record == ("ops",)
+                self.path, n_bytes, sink.closed, said, alarm, sink.stopped, self.dispatches, record == ("ops",)
             )
             print(line, file=sys.stderr)
         if spoiled is not None and reason is None:

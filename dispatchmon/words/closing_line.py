@@ -8,12 +8,15 @@ from typing import Any
 
 from dispatchmon.words.figures import count, counted, size
 
+NOTHING = "no NaN or Inf"
+
 
 def closing_line(
     path: Path,
     n_bytes: int,
     closing: Mapping[str, Any],
-    first_nonfinite: Mapping[str, Any] | None,
+    nonfinite: str,
+    alarm: bool,
     stopped: str | None,
     ops: bool,
     only_ops: bool,
@@ -25,12 +28,13 @@ def closing_line(
         path: the file.
         n_bytes: its size.
         closing: its closing statement.
-        first_nonfinite: the row in which a NaN or Inf was seen first, if one was.
+        nonfinite: what is to be said of NaN and Inf.
+        alarm: whether that is to be looked into.
         stopped: why recording stopped early, if it did.
         ops: whether operators were recorded: without them no write is seen.
         only_ops: whether nothing else was.
     """
-    stands_out = "no NaN or Inf" if first_nonfinite is None else seen_first(first_nonfinite)
+    stands_out = nonfinite
     if undeclared := closing["undeclared_writes"]:
         stands_out = f"{counted(undeclared, 'undeclared write')}, {stands_out}"
     if hazards := closing["hazards"]:
@@ -39,7 +43,7 @@ def closing_line(
         stands_out = f"{stands_out}; recording stopped: {stopped}"
     did = f"{count(closing['events'])} {'operators' if only_ops else 'events'} in {counted(closing['steps'], 'step')}"
     writes = f"{counted(closing['writes'], 'in-place write')}, " if ops else ""
-    command = "audit" if hazards else "nonfinite" if first_nonfinite is not None else "summarize"
+    command = "audit" if hazards else "nonfinite" if alarm else "summarize"
     return f"dispatchmon: {did} to {path} ({size(n_bytes)}), {writes}{stands_out}. Next: dispatchmon {command} {path}"
 
 
