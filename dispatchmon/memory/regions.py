@@ -13,6 +13,7 @@ from math import prod
 from typing import NamedTuple
 
 MOST_PIECES = 100_000
+_SIZES = {"bool": 1, "uint8": 1, "int8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "complex64": 8}
 
 
 class Region(NamedTuple):
@@ -76,3 +77,11 @@ def cells(of: Region) -> set[int]:
     for n, step in of.dimensions:
         found = {cell + i * step for cell in found for i in range(n)}
     return found
+
+
+def itemsize(dtype: str | None) -> int:
+    """Bytes of an element; any constant would do within one event that mixes no types."""
+    name = dtype or ""
+    if name.startswith("float8"):
+        return 1
+    return _SIZES.get(name) or {"16": 2, "32": 4, "64": 8, "28": 16}.get(name[-2:], 4)

@@ -280,6 +280,44 @@ def test_a_copy_is_given_other_memory(path):
     assert (answer.origins, answer.uninitialised) == ((), ())
 
 
+def rotated():
+    """Rotary positions: complex numbers fill an empty buffer of real ones, all of it, and are read as real ones."""
+    buffer = torch.empty(4, 6, 2)
+    torch.view_as_complex(buffer).copy_(torch.polar(torch.ones(4, 6), torch.arange(24.0).view(4, 6)))
+    return (buffer * 2).sum()
+
+
+def half_rotated():
+    """The same, but of half of the pairs."""
+    buffer = torch.empty(4, 6, 2)
+    torch.view_as_complex(buffer)[:, :3].copy_(torch.polar(torch.ones(4, 3), torch.arange(12.0).view(4, 3)))
+    return (buffer * 2).sum()
+
+
+def test_memory_is_one_whatever_size_its_elements_are_seen_with(path):
+    """A complex number is two real ones in the same memory."""
+    torch.use_deterministic_algorithms(True)  # what is empty is NaN
+    try:
+        assert not found(rotated, path).found
+        (unwritten,) = found(half_rotated, path.with_name("half.arrow")).uninitialised
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert (unwritten.op, unwritten.written) == ("aten.empty.memory_format", 0.5)
+
+
+def test_a_nan_is_followed_through_complex_numbers(path):
+    """It was born in a real tensor, and reached the loss as part of a complex one: one origin, no other."""
+    weight = torch.tensor([[0.0, 1.0], [1.0, 1.0]], requires_grad=True)
+
+    def run():
+        root = weight.detach().sub(1.0).clamp(max=0).sqrt()  # the square root of -1
+        turned = torch.view_as_complex(root) * torch.polar(torch.ones(2), torch.ones(2))
+        return torch.view_as_real(turned).sum()
+
+    answer = found(run, path)
+    assert [(o.op, o.what) for o in answer.origins] == [("aten.sqrt.default", "nan")]
+
+
 def test_what_a_write_finds_is_not_the_largest_magnitude(path):
     """It may be memory that nobody has written; if it is not, it was shown where it was made."""
     found = {"event": 0, "written": True, "role": "input", "op": "aten.fill_.Scalar", "min": -1e30, "max": 0.0}

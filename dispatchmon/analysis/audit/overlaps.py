@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dispatchmon.analysis.audit.pointwise import is_pointwise
-from dispatchmon.memory.regions import Region, overlap, region, repeats
+from dispatchmon.memory.regions import Region, itemsize, overlap, region, repeats
 from dispatchmon.reading.query import Filters, query
 from dispatchmon.reading.trace_files import TraceFiles
 
@@ -18,7 +18,6 @@ _METADATA = frozenset(
     "as_strided_ detach_ resize_ set_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_ resize_as_".split())  # fmt: skip
 _LOOKED_AT = ("rank", "event", "kind", "mutation", "role", "storage", "written")
 _NEEDED = (*_LOOKED_AT, "op", "arg", "offset", "shape", "stride", "dtype")
-_SIZES = {"bool": 1, "uint8": 1, "int8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "complex64": 8}
 
 
 @dataclass(frozen=True)
@@ -28,14 +27,6 @@ class Overlap:
     rank: int
     event: int
     why: str
-
-
-def itemsize(dtype: str | None) -> int:
-    """Bytes of an element; any constant would do within one event that mixes no types."""
-    name = dtype or ""
-    if name.startswith("float8"):
-        return 1
-    return _SIZES.get(name) or {"16": 2, "32": 4, "64": 8, "28": 16}.get(name[-2:], 4)
 
 
 def overlapping_writes(

@@ -11,6 +11,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from dispatchmon.analysis.nonfinite.rows import Row
 from dispatchmon.memory.cells import Mask
+from dispatchmon.memory.regions import itemsize
 
 MOST_SPAN = 1 << 22  # elements of a storage that is followed element by element
 Labels = dict[int, Mask]  # number of a finding -> the elements that descend from it
@@ -24,11 +25,53 @@ def span(row: Row) -> tuple[int, int]:
     return offset, offset + 1 + sum((n - 1) * s for n, s in zip(row.shape or (), row.stride or (), strict=False))
 
 
-def view(cells: Mask, row: Row) -> Mask:
-    """The cells that a tensor shows, in its shape."""
-    assert row.shape is not None
-    assert row.stride is not None
-    return as_strided(cells[row.offset or 0 :], row.shape, [s * cells.itemsize for s in row.stride])
+class Pieces:
+    """
+    A flag for each piece of a storage, from its begin.
+
+    A piece is as large as the smallest element that the storage was seen with: complex numbers and the real ones that they
+    are made of share memory, and so do a tensor and its bytes.
+    """
+
+    __slots__ = ("flags", "size")
+
+    def __init__(self, size: int, n: int) -> None:
+        self.size = size  # bytes of a piece
+        self.flags = np.zeros(n, bool)
+
+    def end(self, row: Row) -> int:
+        """The piece after the last one that a tensor shows; pieces become smaller if its elements are."""
+        size = itemsize(row.dtype)
+        if size < self.size:
+            self.flags = np.repeat(self.flags, self.size // size)
+            self.size = size
+        return span(row)[1] * (size // self.size)
+
+    def grow(self, n: int) -> None:
+        """Have at least so many pieces; new ones have no flag."""
+        if len(self.flags) < n:
+            self.flags = np.concatenate((self.flags, np.zeros(n - len(self.flags), bool)))
+
+    def of(self, row: Row) -> Mask:
+        """The flags of a tensor's elements: a view of its shape and one more dimension, the pieces of each element."""
+        end, many = self.end(row), itemsize(row.dtype) // self.size
+        assert row.shape is not None
+        assert row.stride is not None
+        assert end <= len(self.flags)
+        start = (row.offset or 0) * many
+        return as_strided(self.flags[start:], (*row.shape, many), (*(s * many for s in row.stride), 1))
+
+    def any_of(self, row: Row) -> Mask:
+        """The elements of which a piece has its flag."""
+        return np.asarray(self.of(row).any(-1))
+
+    def all_of(self, row: Row) -> Mask:
+        """The elements whose pieces all have their flags."""
+        return np.asarray(self.of(row).all(-1))
+
+    def set(self, row: Row, flags: Mask | bool) -> None:
+        """Give the elements of a tensor these flags."""
+        self.of(row)[...] = flags[..., None] if isinstance(flags, np.ndarray) else flags
 
 
 def covers(a: Row, b: Row) -> bool:
@@ -41,7 +84,7 @@ def covers(a: Row, b: Row) -> bool:
 
 @dataclass
 class _Storage:
-    cells: dict[int, Mask] = field(default_factory=dict)  # per finding
+    cells: dict[int, Pieces] = field(default_factory=dict)  # per finding
     whole: set[int] = field(default_factory=set)  # findings whose elements are not told apart: the storage is too large
 
 
@@ -57,11 +100,9 @@ class Memory:
         if known is None or not row.placed:
             return {}
         found: Labels = dict.fromkeys(known.whole, nonfinite)
-        end = span(row)[1]
         for root, cells in known.cells.items():
-            if len(cells) < end:
-                cells = known.cells[root] = np.concatenate((cells, np.zeros(end - len(cells), bool)))
-            mask = view(cells, row) & nonfinite
+            cells.grow(cells.end(row))
+            mask = cells.any_of(row) & nonfinite
             if mask.any():
                 found[root] = mask
         return found
@@ -83,13 +124,11 @@ class Memory:
             return
         for root in {*known.cells, *labels}:
             cells = known.cells.get(root)
-            if cells is None or len(cells) < end:
-                grown = np.zeros(end, bool)
-                if cells is not None:
-                    grown[: len(cells)] = cells
-                cells = known.cells[root] = grown
-            view(cells, row)[...] = labels.get(root, False)
-            if root not in labels and not cells.any():
+            if cells is None:
+                cells = known.cells[root] = Pieces(itemsize(row.dtype), end)
+            cells.grow(cells.end(row))
+            cells.set(row, labels.get(root, False))
+            if root not in labels and not cells.flags.any():
                 del known.cells[root]
 
     def add(self, row: Row, root: int, mask: Mask) -> None:
@@ -102,12 +141,10 @@ class Memory:
             known.whole.add(root)
             return
         cells = known.cells.get(root)
-        if cells is None or len(cells) < end:
-            grown = np.zeros(end, bool)
-            if cells is not None:
-                grown[: len(cells)] = cells
-            cells = known.cells[root] = grown
-        view(cells, row)[...] |= mask
+        if cells is None:
+            cells = known.cells[root] = Pieces(itemsize(row.dtype), end)
+        cells.grow(cells.end(row))
+        cells.set(row, cells.all_of(row) | mask)
 
     def forget(self, storage: int) -> None:
         """Nobody will look at this storage again."""

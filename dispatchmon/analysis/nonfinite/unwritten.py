@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from dispatchmon.analysis.nonfinite.behaviour import Behaviour, of_argument
-from dispatchmon.analysis.nonfinite.memory import Memory, span, view
+from dispatchmon.analysis.nonfinite.memory import Memory, Pieces, span
 from dispatchmon.analysis.nonfinite.rows import FINITE_MAX, Event, Row
 from dispatchmon.memory.cells import Mask
+from dispatchmon.memory.regions import itemsize
 
 MOST_ELEMENTS = 50_000_000  # of an allocation that is followed
 
@@ -23,7 +24,7 @@ class Fresh:
     """Memory that was allocated and not filled: its allocator, and which elements have been written since."""
 
     allocator: Row
-    cells: Mask
+    written: Pieces
 
 
 class UnwrittenMemory:
@@ -38,9 +39,9 @@ class UnwrittenMemory:
     def unwritten(self, row: Row) -> tuple[Row, Mask] | None:
         """The allocator of a tensor's memory, and which elements nobody has written; None if all are."""
         known = self.fresh.get(row.storage if row.storage is not None else -1)
-        if known is None or not row.placed or not row.numel or span(row)[1] > known.cells.size:
+        if known is None or not row.placed or not row.numel or known.written.end(row) > len(known.written.flags):
             return None
-        missing = ~view(known.cells, row)
+        missing = ~known.written.all_of(row)
         return (known.allocator, missing) if missing.any() else None
 
     def event(self, event: Event, b: Behaviour | None, used: list[Row]) -> None:
@@ -104,9 +105,9 @@ class UnwrittenMemory:
             return
         if moved and any(row.storage in self.fresh and row.storage != storage for row in used):
             return
-        if span(out)[1] <= known.cells.size:
-            view(known.cells, out)[...] = True
-        if known.cells.all():
+        if known.written.end(out) <= len(known.written.flags):
+            known.written.set(out, True)
+        if known.written.flags.all():
             del self.fresh[storage]
 
     def kept_by_resize(self, event: Event, out: Row) -> Mask | None:
@@ -114,11 +115,14 @@ class UnwrittenMemory:
         before = next((row for row in event.inputs if out.written and row.storage == out.storage), None)
         if before is None or not before.numel or out.shape is None:
             return None
-        cells = np.zeros(span(out)[1], bool)
+        written = Pieces(itemsize(out.dtype), span(out)[1])
         known = self.fresh.get(out.storage if out.storage is not None else -1)
-        kept = min(span(before)[1], len(cells))
-        cells[:kept] = True if known is None else known.cells[:kept]
-        return view(cells, out).copy()
+        kept = min(span(before)[1], len(written.flags))
+        if known is None or known.written.end(before) != span(before)[1]:
+            written.flags[:kept] = True
+        else:
+            written.flags[:kept] = known.written.flags[:kept]
+        return written.all_of(out)
 
     def joined(self, event: Event, allocator: Row, out: Row, part: Row, written: Mask) -> None:
         """`cat` and `stack`: the unwritten elements keep their place along the dimension."""
@@ -133,7 +137,7 @@ class UnwrittenMemory:
         else:
             widths = [each.shape[dim] if each.shape else 0 for each in parts]
         known = self.fresh.get(out.storage if out.storage is not None else -1)
-        cells = np.ones(shape, bool) if known is None else view(known.cells, out).copy()
+        cells = np.ones(shape, bool) if known is None else known.written.all_of(out)
         start = sum(widths[:at])
         place = cells[(slice(None),) * dim + (slice(start, start + widths[at]),)]
         if place.shape == written.shape:
@@ -145,13 +149,13 @@ class UnwrittenMemory:
         size = span(row)[1]
         if not row.numel or size > MOST_ELEMENTS or row.storage is None or not FINITE_MAX.get(row.dtype or ""):
             return
-        cells = np.zeros(size, bool)
+        pieces = Pieces(itemsize(row.dtype), size)
         if written is not None:
-            view(cells, row)[...] = written.reshape(row.shape)
-            if view(cells, row).all():
+            pieces.set(row, written.reshape(row.shape or ()))
+            if pieces.all_of(row).all():
                 self.fresh.pop(row.storage, None)
                 return
-        self.fresh[row.storage] = Fresh(allocator, cells)
+        self.fresh[row.storage] = Fresh(allocator, pieces)
         self.follow(row.storage)
 
     def forget(self, storage: int) -> None:
