@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+# Inductor's cache on disk does not tell instruction sets apart (torch 2.13): code that was made for 16 lanes and is
+# compiled again for 8, because ATEN_CPU_CAPABILITY says so, leaves half of every result unwritten.
+os.environ.setdefault(
+    "TORCHINDUCTOR_CACHE_DIR",
+    str(Path(tempfile.gettempdir()) / f"dispatchmon-inductor-{os.environ.get('ATEN_CPU_CAPABILITY', 'default')}"),
+)
 
 
 def has_process_group() -> bool:
