@@ -10,6 +10,7 @@ from types import CodeType, FrameType
 
 from torch.optim.optimizer import Optimizer
 
+from dispatchmon.packed.records import OWN
 from dispatchmon.packed.source_lines import described
 from dispatchmon.packed.tables import Table
 from dispatchmon.torch_internals import ENGINE_CODE, OURS, TORCH, graph_task, has_step_hooks
@@ -73,6 +74,17 @@ class Sources:
             self.backward = task, number
         return number
 
+    def line_in_backward(self, frame: FrameType) -> int:
+        """The same of an operator in backward: where it was started, or with OWN a line of the user's that runs in it."""
+        if frame.f_code is ENGINE_CODE:
+            return self.line(frame)
+        inner: FrameType | None = frame
+        while inner is not None and inner.f_code is not ENGINE_CODE:
+            if not self.libraries[inner.f_code.co_filename]:
+                return OWN + self.number(inner.f_code, inner.f_lasti)
+            inner = inner.f_back
+        return 0 if inner is None else self.line(inner)
+
     def line_of_step(self, optimizer: Optimizer, frame: FrameType) -> int:
         """The line that called `optimizer.step()`, if nothing but torch's code runs in it; otherwise 0."""
         kind = type(optimizer)
@@ -92,7 +104,7 @@ class Sources:
 
     def text(self, number: int) -> str | None:
         """What the trace says of this line."""
-        line = self.lines.get(number)
+        line = self.lines.get(number & ~OWN)
         return None if line is None else described(*line)
 
     def forget(self) -> None:

@@ -16,7 +16,7 @@ from dispatchmon.attribution.sources import Sources
 from dispatchmon.errors import HazardError
 from dispatchmon.operators.effects import STILL, UNSEEN
 from dispatchmon.operators.plan import Plan
-from dispatchmon.packed.records import EVENT, NOT_ASKED, ROW, Pending
+from dispatchmon.packed.records import CALLBACK, EVENT, FOREIGN, NOT_ASKED, OWN, RECOMPUTED, ROW, Pending
 from dispatchmon.packed.tables import Tables
 from dispatchmon.values.tags import LABEL, VALUE
 from dispatchmon.values.values import Values
@@ -133,6 +133,10 @@ class Hazards:
         causes: dict[int, tuple[int, int]] = {}
         for write, argument, geometry, value, label, literal, victim in self.found:
             event, _, context, place, node, source = write[PENDING]
+            if source >= OWN:
+                source &= ~OWN
+                if not FOREIGN < node <= RECOMPUTED:  # the user's code in backward runs in the module that is open, if any
+                    node = CALLBACK
             source = source if source >= self.tables.sources.base else 0
             mine = number()
             events.extend(EVENT.pack(mine, write[PLAN].operator, literal, context, place, node, source, 0, 0))

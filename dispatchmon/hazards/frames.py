@@ -30,6 +30,16 @@ def in_function() -> bool:
     return any(is_function(code) for code, _ in frames())
 
 
+def application(frame: FrameType | None) -> FrameType | None:
+    """The frame that applied the outermost autograd.Function whose forward runs in this module call; None if none does."""
+    found = None
+    while frame is not None and frame.f_code is not call_implementation:
+        if is_function(frame.f_code):
+            found = frame.f_back
+        frame = frame.f_back
+    return found
+
+
 def initialising() -> bool:
     """Whether torch's own code that fills fresh parameters runs."""
     return any(code.co_filename in _INITIALISERS for code, _ in frames(everything=True))

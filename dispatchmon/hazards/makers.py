@@ -49,6 +49,7 @@ class Makers:
         self.newest = 0  # number that the next node will have, as far as is known
         self.made = bytearray()  # packed, see MADE
         self.cloned = -1  # event of a clone that an in-place operator may have dispatched
+        self.applied: set[int] = set()  # numbers of nodes whose maker is an application of an autograd.Function
         # CopySlices by number: its operator, and the tags of its arguments.
         self.views: dict[int, tuple[Maker, tuple[Any, ...]]] = {}
 
@@ -60,8 +61,12 @@ class Makers:
         """Nobody asks who made the nodes that follow."""
         self.newest = ALWAYS
 
-    def node_made(self, number: int, event: int, plan: Plan, source: int) -> None:
-        """Nodes up to this number were made for this operator, before it came here."""
+    def node_made(self, number: int, event: int, plan: Plan, source: int, function: bool = False) -> None:
+        """Nodes up to this number were made for this operator, or the function it is the first of, before it came here."""
+        if function:
+            if len(self.applied) > MOST_NODES:
+                self.applied.clear()
+            self.applied.update(range(max(self.newest, number - 2), number))
         if plan.effects & CLONES and number > self.newest + 1:
             self.cloned = event
         made = self.made
@@ -85,11 +90,15 @@ class Makers:
             return None
         return Maker(*MADE.unpack_from(self.made, i * MADE.size)[1:])
 
-    def victim(self, maker: Maker) -> Victim:
-        """The same in words."""
+    def victim(self, maker: Maker, node: Any = None) -> Victim:
+        """The same in words. A node of an autograd.Function has the name of that, whatever operator it began with."""
+        module = next((name for name, number in self.tracker.names.numbers.items() if number == maker.module), None)
+        function = function_of(node)
+        if function is not None:
+            return Victim(
+                maker.event, f"{function}.apply", module, maker.source if node._sequence_nr() in self.applied else 0)  # fmt: skip
         plans = (*self.plans.values(), *self.plans.quiet.values())
         op = next((plan.name for plan in plans if plan.operator == maker.operator), "an operator")
-        module = next((name for name, number in self.tracker.names.numbers.items() if number == maker.module), None)
         return Victim(maker.event, op, module, maker.source)
 
     # ------------------------------------------------------------------------------------------------- writes
@@ -123,6 +132,12 @@ class Makers:
                 return at
             at, operator = at - MADE.size, of
         return None
+
+
+def function_of(node: Any) -> str | None:
+    """Name of the autograd.Function of the user's that this node belongs to. Torch makes some for its own purposes."""
+    kind = getattr(type(node), "_forward_cls", None)
+    return None if kind is None or kind.__module__.startswith("torch.") else str(kind.__name__)
 
 
 def is_copy_slices(node: Any) -> bool:

@@ -131,7 +131,8 @@ class SavedValues:
         write, entry, _ = logged
         unseen = bool(write[PLAN].effects & UNSEEN)
         self.hazards.add(
-            "undeclared-write" if unseen else "write-after-save", write, entry, tag, self.makers.victim(victim), name, loud,
+            "undeclared-write" if unseen else "write-after-save", write, entry, tag,
+            self.makers.victim(victim, None if name == "checkpoint" else node), name, loud,
             quiet="error" in details, saved_as=f"{node.name()}.{name}", saved_shape=list(tensor.shape),
             checkpoint=name == "checkpoint" or None,
             overlaps=overlap(region_of_entry(entry), region_of(tensor)) if tensor.numel() else None,
@@ -158,7 +159,7 @@ class SavedValues:
                 write,
                 entry,
                 tag,
-                self.makers.victim(maker),
+                self.makers.victim(maker, node),
                 name,
                 noticed=True,
                 saved_as=f"{node.name()}.{name}",

@@ -34,6 +34,10 @@ RAISED = -1
 PASSED_ON = -2  # to a tensor subclass, whose own operators follow
 ALERT = -(1 << 10)  # no operator but an alert: ALERT - event that met the rule
 
+# The source column: number of the line. OWN is added for the user's code that runs inside backward (a hook, the backward
+# of an autograd.Function): its operators stand at their own line, all others of backward at that of their forward operator.
+OWN = 1 << 40
+
 # The value column: serial of the storage << VERSION_BITS | version; NO_STORAGE for a tensor without one.
 VERSION_BITS = 32
 NO_STORAGE = -1

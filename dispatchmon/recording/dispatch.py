@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from dispatchmon.attribution.nodes import BackwardNodes
 from dispatchmon.attribution.sources import Sources
 from dispatchmon.errors import DispatchmonError, HazardError
-from dispatchmon.hazards.frames import in_function
+from dispatchmon.hazards.frames import application, in_function
 from dispatchmon.hazards.overwrites import Overwrites
 from dispatchmon.hazards.refusals import Refusals
 from dispatchmon.hazards.saved_values import SavedValues
@@ -180,10 +180,16 @@ class RecordingMode(TorchDispatchMode):
                 context = self.tracker.context_in_optimizer(frame)
         source, sources = 0, self.sources
         if sources is not None:
-            known = steps.line if node == LIVE and sources.libraries[frame.f_code.co_filename] else 0
-            source = known or sources.line(frame)
+            if task != -1:
+                source = sources.line_in_backward(frame)
+            else:
+                source = steps.line if sources.libraries[frame.f_code.co_filename] else 0
+                source = source or sources.line(frame)
         if number > self.makers.newest:
-            self.makers.node_made(number, event, plan, source)
+            if torch.is_grad_enabled():
+                self.makers.node_made(number, event, plan, source)
+            else:
+                self.function_applied(number, event, plan, frame)
         if self.filtered:
             values.measuring = values.statistics is not None and plan.measured and (
                 contexts.measured_at(node) if node >= 0 else contexts.measured)  # fmt: skip
@@ -218,6 +224,12 @@ class RecordingMode(TorchDispatchMode):
         elif FOREIGN < node <= RECOMPUTED:
             self.judge(plan, pending, self.saved.recomputes, running, pending, plan, args)
         return pending
+
+    def function_applied(self, number: int, event: int, plan: Plan, frame: Any) -> None:
+        """A node was made without gradients: an autograd.Function is applied, and this is its first operator."""
+        applied = application(frame)
+        source = 0 if applied is None or self.sources is None else self.sources.line(applied)
+        self.makers.node_made(number, event, plan, source, function=applied is not None)
 
     def judge(self, plan: Plan, pending: Pending, judge: Any, *evidence: Any) -> None:
         """What an operator shows of earlier writes; with `on_hazard="raise"` it does not run."""

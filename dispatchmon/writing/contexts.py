@@ -41,12 +41,18 @@ class KnownContexts:
         last = self.nodes[-1, 0] if len(self.nodes) else -1
         highest = np.maximum.accumulate(np.concatenate(([last], number)))
         made = np.flatnonzero(np.diff(highest) > 0)
+        source = source & ~r.OWN
         self.nodes = np.concatenate((self.nodes, np.stack((number[made], event[made], source[made]), axis=1)))[
             -MOST_NODES:
         ]
 
     def of(self, context: Ints, node: Ints, source: Ints) -> tuple[Ints, Ints, Ints, npt.NDArray[np.bool_], Ints]:
-        """Per event: the context that says its module, its phase, its forward event, whether that is known, its source."""
+        """
+        Per event: the context that says its module, its phase, its forward event, whether that is known, its source.
+
+        The source is that of the forward operator, but for code of the user that runs in backward.
+        """
+        own, source = source >= r.OWN, source & ~r.OWN
         foreign = node <= r.FOREIGN
         recomputed = (node <= r.RECOMPUTED) & ~foreign
         backward = node >= 0
@@ -60,7 +66,7 @@ class KnownContexts:
             known &= made >= self.nodes[0, 0] - 1
             at = np.where(known, found, 0)
             forward_event = np.where(known, self.nodes[at, 1], -1)
-            source = np.where(known, self.nodes[at, 2], source)
+            source = np.where(known & ~own, self.nodes[at, 2], source)
         else:
             forward_event = np.full(len(node), -1)
 
