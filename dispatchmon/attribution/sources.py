@@ -107,6 +107,10 @@ class Sources:
         line = self.lines.get(number & ~OWN)
         return None if line is None else described(*line)
 
+    def instruction(self, number: int) -> tuple[CodeType, int] | None:
+        """The code and the instruction of this line."""
+        return self.lines.get(number & ~OWN)
+
     def forget(self) -> None:
         """Start again: a program that makes ever new code (`exec`) must not fill the memory."""
         self.numbers.clear()

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from dispatchmon.attribution.sources import Sources
 from dispatchmon.errors import HazardError
+from dispatchmon.hazards.targets import written_at
 from dispatchmon.operators.effects import STILL, UNSEEN
 from dispatchmon.operators.plan import Plan
 from dispatchmon.packed.records import CALLBACK, EVENT, FOREIGN, NOT_ASKED, OWN, RECOMPUTED, ROW, Pending
@@ -82,6 +83,10 @@ class Hazards:
         Raises:
             HazardError: `on_hazard="raise"`.
         """
+        if "written" not in details and self.sources is not None:
+            line = self.sources.instruction(write[PENDING][5])
+            if line is not None:
+                details["written"], details["instead"] = written_at(*line, write[PLAN].name)
         known = {k: v for k, v in details.items() if v is not None}
         if victim is not None:
             known |= {"victim": [victim.op, victim.path, self.line(victim.source)]}

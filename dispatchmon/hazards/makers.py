@@ -95,8 +95,8 @@ class Makers:
         module = next((name for name, number in self.tracker.names.numbers.items() if number == maker.module), None)
         function = function_of(node)
         if function is not None:
-            return Victim(
-                maker.event, f"{function}.apply", module, maker.source if node._sequence_nr() in self.applied else 0)  # fmt: skip
+            source = maker.source if node._sequence_nr() in self.applied else 0
+            return Victim(maker.event, f"{function}.apply", module, source)
         plans = (*self.plans.values(), *self.plans.quiet.values())
         op = next((plan.name for plan in plans if plan.operator == maker.operator), "an operator")
         return Victim(maker.event, op, module, maker.source)

@@ -191,8 +191,8 @@ class Recording:
             self.hazards.action = "warn" if self.hazards.action != "record" and error is None else "record"
             self.overwrites.judge_arguments()
             self.hazards.action = "record"
+            self.refusals.explain(error, self.buffer.next_number)
             if error is not None:
-                self.refusals.by_autograd(error, self.buffer.next_number)
                 explain(error, self.saved)
 
     def close(self, reason: str | None, quiet: bool) -> None:

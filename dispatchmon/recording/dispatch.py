@@ -327,7 +327,7 @@ class RecordingMode(TorchDispatchMode):
     def raised(self, plan: Plan, pending: Pending, start: int, args: Any, kwargs: Any, error: BaseException) -> None:
         """An operator raised: if it could not write, that is a finding."""
         self.ended(plan, pending, start, RAISED)
-        if plan.writes and "memory location" in str(error):
+        if plan.writes:
             position, name, _ = plan.writes[0]
             target = next(tensors_in((operand(args, kwargs, position, name),)), None)
             if target is not None:

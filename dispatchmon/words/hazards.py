@@ -33,7 +33,8 @@ def sentence(
 ) -> str:
     """Say one finding."""
     who = place((op, module, source))
-    what = f"`{name}`" if name else "a tensor"
+    written = details.get("written")
+    what = f"`{name or written}`" if name or written else "a tensor"
     if shape is not None:
         what += f" of shape {list(shape)}"
     other = None if victim is None else place(victim)
@@ -63,7 +64,7 @@ def sentence(
             )
         return f"{who} wrote {what}, which its schema does not declare"
     if kind == "blocked-write":
-        return f"{who} could not write {what}: {details.get('error', 'it raised')}"
+        return refused(who, what, other, name, details)
     if kind == "parameter-write":
         return f"{who} wrote the parameter {what} during a forward pass without gradients"
     return f"{who} wrote the buffer {what}"
@@ -83,6 +84,20 @@ def saved(who: str, what: str, other: str | None, loud: bool, details: Mapping[s
     else:
         then = ": autograd raises" if loud else ": autograd cannot notice, and the gradient is silently wrong"
     return f"{who} wrote over {what}, {lost}{then}"
+
+
+def refused(who: str, what: str, other: str | None, name: str | None, details: Mapping[str, Any]) -> str:
+    """The sentence of a write that torch refused."""
+    written = details.get("written")
+    if name and written and written != name:
+        what = f"`{written}`, which is {what}"
+    error = details.get("error", "it raised")
+    if other:
+        where = other.removeprefix("`the use`")
+        return f"{who} wrote {what}, and torch refused{where} to use a view of it from before: {error}"
+    if details.get("happened"):
+        return f"{who} wrote {what}, and then torch refused it: {error}. The memory holds the new value"
+    return f"{who} could not write {what}: {error}"
 
 
 def place(of: Place) -> str:

@@ -68,7 +68,7 @@ def test_a_silent_write_is_an_error_and_says_what_was_lost():
     assert found.before["max"] == pytest.approx(2.7182817)
     assert found.after["max"] == pytest.approx(5.4365635)
     assert found.message.endswith("autograd cannot notice, and the gradient is silently wrong")
-    assert found.suggestion == "write x = x * y instead of x *= y"
+    assert found.suggestion == "write `y = y.mul(2)`, which leaves the old value alone"
 
 
 @NEEDS_SAVINGS

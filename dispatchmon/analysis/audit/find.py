@@ -31,6 +31,10 @@ SELECT {", ".join(_WHAT)}, arguments, role, min(rank) AS rank, min(step) AS step
     count(DISTINCT (rank, cause_event)) AS writes, count(*) AS times, mutation
 FROM trace WHERE kind = 'hazard' GROUP BY {", ".join(_WHAT)}, arguments, role, mutation ORDER BY "first"
 """
+_BLOCKED_BY = ("rank", "cause_event", "arguments")
+_BLOCKED = """
+SELECT DISTINCT rank, cause_event FROM trace WHERE kind = 'hazard' AND arguments LIKE '{"finding": "blocked-write"%'
+"""
 _OVERLAPPING = """
 SELECT rank, event, step, op, module, phase, source, arg, name, shape, dtype FROM trace
 WHERE kind = 'op' AND written AND role = 'input' AND event IN (SELECT unnest($events))
@@ -91,7 +95,7 @@ def audit(
             filters, on_progress=on_progress)
     )  # fmt: skip
     found = [*recorded(trace, filters)]
-    blocked = {(f.rank, f.event) for f in found if f.kind == "blocked-write"}
+    blocked = {(row["rank"], row["cause_event"]) for row in query(trace, _BLOCKED, ("kind", *_BLOCKED_BY), filters)}
     found += overlapping(trace, filters, blocked)
     found += undeclared(trace, filters)
     found += buffers(trace, filters)
@@ -139,6 +143,8 @@ def recorded(trace: TraceFiles, filters: Filters) -> Iterator[Finding]:
                 finding, raises=row["role"] == "loud", saved_as=details.get("saved_as"),
                 explains=bool(details.get("explains")),
             )  # fmt: skip
+        elif kind == "blocked-write":
+            finding = replace(finding, raises=True, explains=bool(details.get("explains")))
         yield finding
 
 
@@ -232,7 +238,10 @@ def with_details(trace: TraceFiles, found: list[Finding]) -> Iterator[Finding]:
         if victim is not None and (theirs := rows.get((f.rank, victim.event or -1))):
             first = theirs[0]
             named = next((r["name"] for r in theirs if r["name"]), None)
-            victim = Victim(victim.event, first["op"], first["module"], first["phase"], first["source"], named)
+            op, module, source = victim.op, victim.module, victim.source
+            if op is None:
+                op, module, source = first["op"], first["module"], first["source"]
+            victim = Victim(victim.event, op, module, first["phase"], source, named)
         f = replace(f, before=statistics(before), after=statistics(after), victim=victim, suggestion=tip)
         yield noticed_by(f, rows[f.rank, f.event][0]) if f.op == NOBODY and (f.rank, f.event) in rows else f
 
