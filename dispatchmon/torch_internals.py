@@ -57,6 +57,7 @@ shows_savings: bool = hasattr(_C._autograd.SavedTensor, "data")
 """Whether torch shows what an autograd node saved without unpacking it."""
 distributed: Callable[[], bool] = getattr(torch.distributed, "is_initialized", lambda: False)
 """Whether this process is in a group of several."""
+_storage_users: Callable[[int], int] | None = getattr(_C, "_storage_Use_Count", None)
 DisableTorchFunction: type[AbstractContextManager[None]] = _C.DisableTorchFunction
 """A block in which neither a subclass nor a mode sees what is asked of a tensor through `__torch_function__`."""
 
@@ -72,6 +73,11 @@ _ABOVE_THE_KERNELS = (
     "AutogradPrivateUse1", "AutocastCPU", "AutocastCUDA", "AutocastXPU", "AutocastMPS", "AutocastPrivateUse1",
     "FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode", "FuncTorchBatched", "FuncTorchGradWrapper",
 )  # fmt: skip
+
+
+def is_shared(tensor: torch.Tensor) -> bool:
+    """Whether another tensor has the memory of this one as well: the storage's own Python object counts as one."""
+    return _storage_users is not None and _storage_users(tensor.untyped_storage()._cdata) > 2
 
 
 def _keys_above_the_kernels() -> Any:

@@ -456,3 +456,20 @@ def test_a_hook_on_guards_that_was_there_is_asked_and_put_back() -> None:
     finally:
         assert internals.eval_frame.set_guard_complete_hook(None) is theirs
     assert asked == [True]
+
+
+def test_a_shared_storage_is_told_from_one_that_is_not() -> None:
+    """Gradients, saved values that are gone, attributes and references to the same tensor do not count; an alias does."""
+    own = nn.Parameter(torch.ones(3))
+    again = own
+    (own * 2).sum().backward()
+    own.untyped_storage().mark = 1
+    assert not internals.is_shared(own)
+    assert not internals.is_shared(again)
+    shared = torch.ones(3)
+    alias = nn.Parameter(shared)
+    assert internals.is_shared(alias)
+    del shared
+    assert not internals.is_shared(alias)
+    copy = alias.detach()
+    assert internals.is_shared(copy)

@@ -34,12 +34,19 @@ class Overwrite(NamedTuple):
 class History:
     """What is known of one storage."""
 
-    __slots__ = ("container", "crossed", "overwrites", "snapshot", "tensor", "written_since")
+    __slots__ = (
+        "container", "copies", "crossed", "overwrites", "snapshot", "taken_at", "tensor", "told", "trained", "written_since",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.overwrites: list[Overwrite] = []
         self.container = False  # made empty or zero, and only stored and accumulated into since
         self.snapshot = -1  # event of the newest detach
+        self.taken_at = 0  # the line of that
+        self.copies: tuple[weakref.ref[Tensor], ...] = ()  # what was detached from the tensor that is trained
+        # (write, entry, weak reference to the tensor): the last write to a leaf that is trained and shares this memory
+        self.trained: tuple[Write, Any, weakref.ref[Tensor]] | None = None
+        self.told = -1  # event of the last such write that is a finding
         self.tensor: Any = None  # weak reference to what was detached last
         # (write, entry, weak reference to the written tensor): the first write after the snapshot
         self.written_since: tuple[Write, Any, weakref.ref[Tensor] | None] | None = None
@@ -75,7 +82,7 @@ class Histories:
     @staticmethod
     def mark(tag: list[Any], history: History) -> None:
         """From now on reads of this memory matter, or no longer: an inverted epoch takes `Values.see` off the fast road."""
-        matters = bool(history.overwrites or history.written_since)
+        matters = bool(history.overwrites or history.written_since or history.trained)
         if matters != (tag[EPOCH] < 0):
             tag[EPOCH] = ~tag[EPOCH]
 

@@ -32,6 +32,7 @@ from dispatchmon.memory.regions import Region, overlap
 from dispatchmon.module_tracker import ModuleTracker
 from dispatchmon.operators.effects import (
     ACCUMULATES,
+    COMPARES,
     CONTAINER,
     KEEPS_NOTHING,
     READS_NO_CONTENT,
@@ -40,10 +41,11 @@ from dispatchmon.operators.effects import (
 )
 from dispatchmon.operators.operands import operand, tensors_in
 from dispatchmon.operators.plan import Plan
+from dispatchmon.packed.records import Pending
 from dispatchmon.torch_internals import DisableTorchFunction
 from dispatchmon.values.containers import ATOMS, tensors_within
 from dispatchmon.values.geometries import region_of
-from dispatchmon.values.tags import EPOCH, HISTORY
+from dispatchmon.values.tags import EPOCH, HISTORY, WRITES
 from dispatchmon.values.values import Values
 
 Noted = tuple[str, list[Any], Region, "weakref.ref[Tensor]"]  # place, tag, region, tensor
@@ -215,6 +217,8 @@ class Overwrites:
         plan = write[PLAN]
         effects = plan.effects
         for tensor, tag in written:
+            if tensor.requires_grad and len(tag[WRITES]) == 1 and tensor.is_leaf:
+                self.aliases.trained(write, tensor, tag)
             history = tag[HISTORY]
             if history is not None:
                 if history.overwrites and effects & KEEPS_NOTHING and not function:
@@ -262,13 +266,16 @@ class Overwrites:
                     tag, Overwrite("function", write, entry, "an argument of the function", region_of(tensor), number)
                 )
 
-    def made(self, plan: Plan, result: Any, args: tuple[Any, ...], event: int, frame: FrameType) -> None:
-        """A container was made, or a tensor detached."""
+    def made(self, plan: Plan, pending: Pending, result: Any, args: tuple[Any, ...], frame: FrameType) -> None:
+        """A container was made, a tensor detached, or two compared."""
+        if plan.effects & COMPARES:
+            self.aliases.compared(args, Victim(pending[0], plan.name, self.tracker.path, pending[5]))
+            return
         if plan.effects & CONTAINER:
             if isinstance(result, Tensor) and (tag := self.values.tag_of(result)) is not None:
                 self.histories.of(tag).container = True
         elif plan.effects & SNAPSHOTS and says_detach(frame):
-            self.aliases.taken(args[0], event)
+            self.aliases.taken(args[0], pending[0], pending[5], result)
 
     # ------------------------------------------------------------------------------------------------- what is known
     def add(self, tag: list[Any], overwrite: Overwrite) -> None:

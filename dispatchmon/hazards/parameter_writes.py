@@ -6,10 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
-from dispatchmon.hazards.findings import PLAN, Hazards, Write
+from dispatchmon.hazards.findings import PENDING, PLAN, Hazards, Write
 from dispatchmon.hazards.frames import initialising
 from dispatchmon.hazards.histories import Histories
-from dispatchmon.operators.effects import LIMITS_NORMS
+from dispatchmon.hazards.targets import borrowed
+from dispatchmon.operators.effects import KEEPS_NOTHING, LIMITS_NORMS
 from dispatchmon.values.tags import HISTORY
 from dispatchmon.values.values import Values
 
@@ -37,6 +38,12 @@ class ParameterWrites:
         if owner is None or not owner.requires_grad or write[PLAN].effects & LIMITS_NORMS:
             return
         crossed = history is not None and history.crossed == call
-        astray = (tensor is owner and crossed) or tensor._base is owner  # not `self.weight.mul_()`
+        astray = (tensor is owner and (crossed or self.under_another_name(write))) or tensor._base is owner
         if astray and not initialising():
             self.hazards.add("parameter-write", write, self.values.entry_of(tensor), tag, None, parameter=name)
+
+    def under_another_name(self, write: Write) -> bool:
+        """Whether the line changes a name that it took from the module: `w = self.weight; w += 1`, not `self.weight.mul_()`."""
+        sources = self.hazards.sources
+        line = None if sources is None else sources.instruction(write[PENDING][5])
+        return line is not None and not write[PLAN].effects & KEEPS_NOTHING and borrowed(*line)

@@ -35,6 +35,7 @@ _SAME_MEMORY = (
 ).split()
 _CONTAINERS = (list, tuple, dict, nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.ParameterList, nn.ParameterDict)
 _LONGEST_FILE = 100_000  # lines
+_LONGEST_LINE = 80  # characters that a finding quotes
 NOTHING: Any = object()
 
 
@@ -67,7 +68,7 @@ def target_of(traceback: TracebackType) -> Target:
         None if op is None else overload(op, number),
         ast.unparse(receiver),
         next((t for t in tensors_of(tensor)), None),
-        statement if len(statement) <= 80 else None,
+        statement if len(statement) <= _LONGEST_LINE else None,
         assignment(node, receiver, op),
     )
 
@@ -111,6 +112,65 @@ def written_at(code: CodeType, instruction: int, op: str) -> tuple[str | None, s
     if said != done and not (isinstance(node, ast.Assign) and done in _STORES):
         return None, None
     return ast.unparse(receiver), assignment(node, receiver, name)
+
+
+@lru_cache(maxsize=4096)
+def operands_differ(code: CodeType, instruction: int) -> bool:
+    """Whether the two operands of a difference or comparison have different words; False if that is not known."""
+    place, tree = place_of(code, instruction), tree_of(code.co_filename)
+    if place is None or tree is None:
+        return False
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.expr) or not (inside(node, place) and covers(node, place)):
+            continue
+        if isinstance(node, ast.BinOp):
+            return ast.unparse(node.left) != ast.unparse(node.right)
+        if isinstance(node, ast.Compare) and len(node.comparators) == 1:
+            return ast.unparse(node.left) != ast.unparse(node.comparators[0])
+        if isinstance(node, ast.Call):
+            words = [ast.unparse(each) for each in node.args[:2]]
+            if len(words) == 1 and isinstance(node.func, ast.Attribute):
+                words.insert(0, ast.unparse(node.func.value))
+            return len(words) == 2 and words[0] != words[1]
+    return False
+
+
+@lru_cache(maxsize=4096)
+def borrowed(code: CodeType, instruction: int) -> bool:
+    """Whether a line writes a plain name that its function took from an attribute, as `w = self.weight; w += 1`."""
+    node = node_at(code, instruction)
+    receiver = writes(node)[1] if node is not None else None
+    if not isinstance(receiver, ast.Name) or not isinstance(node, (ast.AugAssign, ast.Call)):
+        return False
+    tree = tree_of(code.co_filename)
+    function = next(
+        (f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) and f.name == code.co_name and covers(f, spot(node))), None
+    ) if tree is not None else None  # fmt: skip
+    if function is None:
+        return False
+    before = [(n.lineno, n) for n in ast.walk(function) if binds(n, receiver.id) and n.lineno < node.lineno]
+    last = max(before, key=lambda each: each[0], default=(0, None))[1]
+    given = (each.value for each in ast.walk(function) if isinstance(each, ast.Assign) and last in each.targets)
+    return any(isinstance(each, ast.Attribute) for each in given)
+
+
+def binds(node: Any, name: str) -> bool:
+    """Whether a node of the tree gives a name a value."""
+    if isinstance(node, ast.arg):
+        return node.arg == name
+    return isinstance(node, ast.Name) and node.id == name and not isinstance(node.ctx, ast.Load)
+
+
+def statement_at(code: CodeType, instruction: int) -> str | None:
+    """The text of a line, if it is short."""
+    place = place_of(code, instruction)
+    text = linecache.getline(code.co_filename, place[0]).strip() if place is not None else ""
+    return text if 0 < len(text) <= _LONGEST_LINE else None
+
+
+def spot(node: Any) -> tuple[int, int, int, int]:
+    """The place of a node."""
+    return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
 
 
 # ---------------------------------------------------------------------------------------------------- the source

@@ -20,6 +20,7 @@ ACCUMULATES = 32  # adds given content to memory
 READS_NO_CONTENT = 64  # looks at sizes only
 STILL = 128  # its writes do not move version counters
 LIMITS_NORMS = 256  # nn.Embedding(max_norm=...): what it is for
+COMPARES = 1024  # two tensors: the result is 0, or true, where both are the same memory
 UNSEEN = 512  # of a note: nobody saw the write itself
 
 _CONTAINERS = "empty zeros new_empty new_zeros empty_like zeros_like empty_strided new_empty_strided empty_permuted"
@@ -27,6 +28,7 @@ _STORES = "copy_ index_copy_ index_put_ scatter_ masked_scatter_"
 _ACCUMULATES = "add_ sub_ index_add_ scatter_add_ addmm_ baddbmm_ addcmul_ scatter_reduce_ index_reduce_"
 _KEEPS_NOTHING = (
     "copy_ fill_ zero_ normal_ uniform_ random_ bernoulli_ exponential_ cauchy_ log_normal_ geometric_")  # fmt: skip
+_COMPARES = "sub eq ne equal isclose allclose mse_loss l1_loss smooth_l1_loss huber_loss dist"
 _READS_NO_CONTENT = (
     "empty_like zeros_like ones_like full_like rand_like randn_like randint_like new_empty new_zeros new_ones new_full "
     "new_empty_strided sym_size sym_numel sym_stride is_same_size record_stream resize_ set_")  # fmt: skip
@@ -44,6 +46,7 @@ BY_NAME = {
     STORES: _named(_STORES),
     ACCUMULATES: _named(_ACCUMULATES),
     READS_NO_CONTENT: _named(_READS_NO_CONTENT),
+    COMPARES: _named(_COMPARES),
     LIMITS_NORMS: _named("embedding_renorm_"),
 }
 

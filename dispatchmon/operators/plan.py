@@ -29,7 +29,7 @@ class Plan:
     unready: int  # why its results mean nothing yet when it returns (UNREADY, IN_FLIGHT); 0 if they do
     name: str
     effects: int  # what it does to memory beyond its writes, see effects.py
-    notable: bool  # its result is noted by the audit: a container that was made, a tensor that was detached
+    notable: bool  # the audit looks at it: it makes a container, detaches or compares
 
 
 class Elements:

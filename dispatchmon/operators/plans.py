@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dispatchmon.operators.arguments import Arguments
-from dispatchmon.operators.effects import CONTAINER, SNAPSHOTS, effects_of
+from dispatchmon.operators.effects import COMPARES, CONTAINER, SNAPSHOTS, effects_of
 from dispatchmon.operators.plan import (
     COMPOSITE,
     FLAGGED,
@@ -136,7 +136,7 @@ class Plans(dict[Any, Plan]):
             self.special(schema, namespace, hidden, quiet, declared),
             torch.Tag.inplace_view not in func.tags and schema.name not in METADATA_ONLY,
             self.measured(name), readiness(schema.name, namespace),
-            name, effects, bool(effects & (SNAPSHOTS | CONTAINER)),
+            name, effects, bool(effects & (SNAPSHOTS | CONTAINER | COMPARES)),
         )  # fmt: skip
 
     @staticmethod

@@ -28,6 +28,7 @@ from dispatchmon.hazards.refusals import Refusals
 from dispatchmon.hazards.saved_values import SavedValues
 from dispatchmon.module_tracker import ModuleTracker
 from dispatchmon.observing.on_nonfinite import FirstNonFinite
+from dispatchmon.operators.effects import COMPARES
 from dispatchmon.operators.operands import operand, tensors_in
 from dispatchmon.operators.plan import (
     COMPOSITE,
@@ -65,7 +66,7 @@ from dispatchmon.torch_internals import (
     running_node,
     version_counters_moving,
 )
-from dispatchmon.values.tags import HISTORY
+from dispatchmon.values.tags import HISTORY, WRITES
 from dispatchmon.values.values import Values
 
 pack_event = EVENT.pack
@@ -277,8 +278,8 @@ class RecordingMode(TorchDispatchMode):
         if first is not None and first.statistics.nonfinite != first.seen and not self.buffer.nested:
             spoiled = first.look(values.rows, plan, pending, args, kwargs)
         self.ended(plan, pending, start, duration)
-        if plan.notable and node == LIVE and not self.steps.optimizing:
-            self.overwrites.made(plan, result, args, event, frame_of(2))
+        if plan.notable and node == LIVE and (not self.steps.optimizing or plan.effects & COMPARES):
+            self.overwrites.made(plan, pending, result, args, frame_of(2))
         if plan.writes and self.hazard is not None:
             hazard, self.hazard = self.hazard, None
             raise hazard
@@ -300,7 +301,7 @@ class RecordingMode(TorchDispatchMode):
             tensor = args[position] if position < len(args) else kwargs.get(name) if kwargs else None
             if isinstance(tensor, Tensor):
                 tag = values.wrote(tensor, argument, event, write)
-                if tag is not None and (forward or tag[HISTORY] is not None):
+                if tag is not None and (forward or tag[HISTORY] is not None or len(tag[WRITES]) == 1):
                     written.append((tensor, tag))
             elif tensor is not None:
                 values.wrote_all(tensor, argument, event, write, forward, written)

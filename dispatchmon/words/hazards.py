@@ -50,7 +50,13 @@ def sentence(
         then = f", which {other} reads again" if other else ", which the caller still holds"
         return f"{who} wrote over {whose}{then}"
     if kind == "alias-overwritten":
-        return f"{who} wrote over {what}, whose older value was kept by detach() or state_dict() and is read by {other}"
+        at = f" at {details['taken_at']}" if isinstance(details.get("taken_at"), str) else ""
+        if details.get("compared"):
+            return f"{other} compares memory with itself: both operands are {what}, which {who} wrote under one of its names"
+        if details.get("trained"):
+            made = f"detach(){at}" if at else "detach() or nn.Parameter(x)"
+            return f"{who} wrote over {what}, which is trained and shares its memory, by {made}, with what {other} reads"
+        return f"{who} wrote over {what}, whose older value was kept by detach() or state_dict(){at} and is read by {other}"
     if kind == "overlapping-write":
         why = details.get("why", "operands share memory")
         return f"{who} wrote {what} while {why}: the result depends on the order in which the kernel walks"
