@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dispatchmon.hazards.findings import PENDING, Hazards, Victim, Write
 from dispatchmon.hazards.histories import Histories, History
-from dispatchmon.hazards.targets import operands_differ, statement_at
+from dispatchmon.hazards.lines import operands_differ, statement_at
 from dispatchmon.packed.records import LIVE
 from dispatchmon.torch_internals import is_shared
 from dispatchmon.values.geometries import region_of

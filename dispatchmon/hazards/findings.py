@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from dispatchmon.attribution.sources import Sources
 from dispatchmon.errors import HazardError
-from dispatchmon.hazards.targets import written_at
+from dispatchmon.hazards.lines import written_at
 from dispatchmon.operators.effects import STILL, UNSEEN
 from dispatchmon.operators.plan import Plan
 from dispatchmon.packed.records import CALLBACK, EVENT, FOREIGN, NOT_ASKED, OWN, RECOMPUTED, ROW, Pending

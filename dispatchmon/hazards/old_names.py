@@ -74,6 +74,21 @@ def later_loads(code: CodeType, call: int) -> Loads:
     return tuple(loads)
 
 
+@lru_cache(maxsize=4096)
+def loads_after(code: CodeType, call: int, names: tuple[str, ...]) -> Loads:
+    """Offsets, with lines, at which one of these names is loaded after the call at that offset, up to its next binding."""
+    found, alive = [], set(names)
+    instructions = instructions_of(code)
+    for i, following in zip(instructions, (*instructions[1:], instructions[-1]), strict=True):
+        if i.offset <= call:
+            continue
+        if i.opname.startswith(("STORE_", "DELETE_")):
+            alive.discard(i.argval)
+        elif i.opname.startswith("LOAD_") and i.argval in alive and following.argval not in ABOUT:
+            found.append((i.offset, line_of(i)))
+    return tuple(found)
+
+
 def held(instructions: Sequence[dis.Instruction], at: int, names: set[str]) -> Loads:
     """
     Where what was loaded under one of these names before a call is used after it, as `x` in `x + self.conv(self.relu(x))`.

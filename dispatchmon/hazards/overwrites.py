@@ -23,10 +23,11 @@ import torch
 from torch import Tensor
 
 from dispatchmon.hazards.aliases import Aliases
-from dispatchmon.hazards.findings import PLAN, Hazards, Victim, Write
+from dispatchmon.hazards.findings import PENDING, PLAN, Hazards, Victim, Write
 from dispatchmon.hazards.frames import caller, frames, in_function, says_detach
 from dispatchmon.hazards.histories import Histories, History, Overwrite
-from dispatchmon.hazards.old_names import later_loads, reads_old_name
+from dispatchmon.hazards.lines import argument_written, given_names
+from dispatchmon.hazards.old_names import later_loads, loads_after, reads_old_name
 from dispatchmon.hazards.parameter_writes import ParameterWrites
 from dispatchmon.memory.regions import Region, overlap
 from dispatchmon.module_tracker import ModuleTracker
@@ -235,6 +236,29 @@ class Overwrites:
                     self.parameters.wrote(write, name, tensor, tag, self.outermost)
             elif not (history is not None and history.container and content):
                 self.wrote_argument(write, tensor, tag, function)
+                if not function:
+                    self.wrote_for_a_caller(write, tensor, tag)
+
+    def wrote_for_a_caller(self, write: Write, tensor: Tensor, tag: list[Any]) -> None:
+        """A plain function wrote its argument and gives it back: does its caller have it under another name as well?"""
+        sources = self.hazards.sources
+        line = None if sources is None else sources.instruction(write[PENDING][5])
+        written = None if line is None else argument_written(*line, write[PLAN].name)
+        if line is None or written is None:
+            return
+        inner = next((f for c, f in frames(everything=True) if c is line[0]), None)
+        outer = None if inner is None else inner.f_back
+        if outer is None or sources is None or sources.libraries[outer.f_code.co_filename]:
+            return
+        names = given_names(outer.f_code, outer.f_lasti, *written)
+        if names and (loads := loads_after(outer.f_code, outer.f_lasti, names)):
+            region = region_of(tensor)
+            known = [o for o in self.histories.of(tag).overwrites if o.by == "name" and o.region == region]
+            if not known:
+                old = outer.f_code, outer.f_lasti, loads
+                overwrite = Overwrite("name", write, self.values.entry_of(tensor), written[1], region, None, old)
+                self.named.append((len(self.given), tag, overwrite))
+                self.add(tag, overwrite)
 
     def wrote_argument(self, write: Write, tensor: Tensor, tag: list[Any], function: bool) -> None:
         """Is this an argument of a call that is open?"""

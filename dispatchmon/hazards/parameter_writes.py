@@ -9,7 +9,7 @@ from torch import Tensor
 from dispatchmon.hazards.findings import PENDING, PLAN, Hazards, Write
 from dispatchmon.hazards.frames import initialising
 from dispatchmon.hazards.histories import Histories
-from dispatchmon.hazards.targets import borrowed
+from dispatchmon.hazards.lines import borrowed
 from dispatchmon.operators.effects import KEEPS_NOTHING, LIMITS_NORMS
 from dispatchmon.values.tags import HISTORY
 from dispatchmon.values.values import Values

@@ -153,3 +153,60 @@ def test_a_parameter_under_another_name_without_gradients():
         assert model.weight.tolist() == [3, 3, 3]
         model = Repaired()
         assert audited(lambda: model(torch.ones(3)), model).hazards == ()
+
+
+def ban(scores, token):
+    scores[:, token] = float("-inf")
+    return scores
+
+
+def banned(scores, token):
+    scores = scores.clone()
+    scores[:, token] = float("-inf")
+    return scores
+
+
+def ban_(scores, token):
+    scores[:, token] = float("-inf")
+    return scores
+
+
+def chosen(rule, keeps, same_name=False):
+    """Three steps of a search that keeps the raw scores, or reads them under their old name."""
+
+    def run():
+        kept, raw = [], torch.ones(1, 4)
+        for _ in range(3):
+            logits = raw * 2
+            if keeps:
+                kept.append(logits)
+            if same_name:
+                logits = rule(logits, 1)
+                logits.argmax()
+            else:
+                scores = rule(logits, 1)
+                scores.argmax()
+                if not keeps and rule is not ban_:
+                    logits.logsumexp(1)
+        return torch.cat(kept).sum() if keeps else None
+
+    return run
+
+
+@pytest.mark.parametrize(("keeps", "reader"), [(True, "aten.cat.default"), (False, "aten.logsumexp.default")])
+def test_a_plain_function_writes_what_its_caller_still_has(keeps, reader):
+    """In a list, or under the old name; each of the three writes counts."""
+    (found,) = audited(chosen(ban, keeps)).hazards
+    assert (found.kind, found.victim.op, found.count) == ("input-overwritten", reader, 3)
+    assert "`scores[:, token]`" in found.message
+    assert "def ban" in Path(__file__).read_text().splitlines()[int(found.source.split(":")[1].split(" ")[0]) - 2]
+
+
+@pytest.mark.parametrize(
+    "run",
+    [chosen(banned, True), chosen(banned, False), chosen(ban, False, same_name=True), chosen(ban_, False)],
+    ids=["a copy, kept", "a copy", "the same name", "the old name is not read"],
+)
+def test_a_plain_function_may_write_what_nobody_reads(run):
+    """Nothing is said."""
+    assert audited(run).hazards == ()
