@@ -24,6 +24,7 @@ class Overwrite(NamedTuple):
     region: Region
     made_by: int | None  # of a function: number of the argument's node; another one since: it was declared dirty
     old: tuple[CodeType, int, Any] | None = None  # of a name: the caller, its call, later loads of the name
+    lines: tuple[int, ...] = ()  # of a module: every line that wrote
 
     @property
     def place(self) -> tuple[int, str | None, int]:

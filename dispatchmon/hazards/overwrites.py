@@ -55,6 +55,7 @@ Noted = tuple[str, list[Any], Region, "weakref.ref[Tensor]"]  # place, tag, regi
 # among that (which may change during the call), and the first write to each of these, by id of the tag.
 Call = list[Any]
 ARGS, KEYWORDS, IN_CONTAINERS, TAKEN = range(4)
+MOST_LINES = 8  # that a finding names
 
 
 class Overwrites:
@@ -134,14 +135,15 @@ class Overwrites:
             self.call_took(result, *evidence)
 
     def call_took(
-        self, result: Any, tag: list[Any], write: Write, entry: Any, region: Region, argument: str, reference: Any
-    ) -> None:
+        self, result: Any, tag: list[Any], write: Write, entry: Any, region: Region, argument: str, reference: Any,
+        lines: list[int],
+    ) -> None:  # fmt: skip
         """A call that is over wrote over an argument."""
         handed_back = tensors_within(result, "", objects=True)
         if any(self.values.tag_of(t) is tag and overlap(region, region_of(t)) for _, t in handed_back):
             self.watch_old_name(tag, write, entry, region, argument)
             return
-        overwrite = Overwrite("module", write, entry, argument, region, None)
+        overwrite = Overwrite("module", write, entry, argument, region, None, lines=tuple(lines))
         self.add(tag, overwrite)
         if self.given:
             return
@@ -265,7 +267,11 @@ class Overwrites:
         region = None
         storage = tensor.untyped_storage()
         for call in self.given:
-            if call is None or (call[TAKEN] and id(tag) in call[TAKEN]):
+            if call is None:
+                continue
+            if call[TAKEN] and id(tag) in call[TAKEN]:
+                if (line := write[PENDING][5]) not in (also := call[TAKEN][id(tag)][-1]) and len(also) < MOST_LINES:
+                    also.append(line)
                 continue
             found: tuple[str, Any] | None = None
             for place, value in (*enumerate(call[ARGS]), *call[KEYWORDS].items()):
@@ -281,7 +287,7 @@ class Overwrites:
                         break
             if found is not None and region is not None:
                 call[TAKEN] = call[TAKEN] or {}
-                call[TAKEN][id(tag)] = tag, write, self.values.entry_of(tensor), region, *found
+                call[TAKEN][id(tag)] = tag, write, self.values.entry_of(tensor), region, *found, [write[PENDING][5]]
         if function and not torch.is_grad_enabled() and (number := number_of(tensor)) is not None:
             history = self.histories.of(tag)
             if not history.overwrites:
@@ -309,6 +315,8 @@ class Overwrites:
         self.histories.set_overwrites(tag, [o for o in self.histories.of(tag).overwrites if o is not overwrite])
 
     def report(self, overwrite: Overwrite, tag: list[Any], victim: Victim | None, **details: Any) -> None:
+        if len(overwrite.lines) > 1:
+            details["lines"] = [self.hazards.line(line) for line in overwrite.lines]
         self.reported.add(("input-overwritten", overwrite.place))
         self.hazards.add(
             "input-overwritten", overwrite.write, overwrite.entry, tag, victim, overwrite.argument, taker=overwrite.by,

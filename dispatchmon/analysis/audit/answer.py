@@ -52,6 +52,7 @@ class Finding:
         raises: of `write-after-save`: whether autograd notices.
         explains: whether the run ended with torch's error about this very write.
         details: what else the `hazard` row says.
+        lines: every line that it covers, `source` among them; `names` every name of what was written.
         before: statistics of the memory before the write, where they were measured; `after` likewise.
     """
 
@@ -77,6 +78,8 @@ class Finding:
     saved_as: str | None = None
     before: dict[str, float | int | None] | None = None
     after: dict[str, float | int | None] | None = None
+    lines: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 

@@ -8,6 +8,7 @@ that share memory, undeclared writes, writes to buffers) is read from the rows o
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,7 @@ from dispatchmon.reading.trace_files import TraceFiles
 from dispatchmon.schema import PHASES
 from dispatchmon.words.hazards import NOBODY, SEVERITIES, sentence
 
+MOST_NAMES = 5  # that a finding says beside its first
 _ORDER = ("error", "warning", "note")
 # Operators of torch itself, of which some have schemas that hide a write.
 _KNOWN_LIARS = ("aten.", "c10d.", "_c10d_functional.", "fsdp.", "inductor.", "prims.", "quantized.", "symm_mem.")
@@ -169,7 +171,9 @@ def merged(found: Sequence[Finding]) -> list[Finding]:
         if f.kind == "undeclared-write" and f.victim is None and (f.rank, f.event) in with_victim:
             continue
         if f.kind == "input-overwritten":
-            key: Any = (f.kind, f.op, f.module, f.source)
+            key: Any = (f.kind, f.op, f.module, function_of(f.source), re.sub(r"\[\d+\]", "[]", f.arg or ""))
+        elif f.kind == "alias-overwritten":
+            key = (f.kind, f.op, f.phase, f.source, f.victim and (f.victim.op, f.victim.source), f.details.get("taken_at"))
         else:
             lost = f.victim and (f.victim.op, f.victim.module, f.victim.source)
             key = (f.kind, f.op, f.module, f.phase, f.source, f.name, f.saved_as, f.raises, lost)
@@ -179,10 +183,46 @@ def merged(found: Sequence[Finding]) -> list[Finding]:
         elif f.kind == "input-overwritten":
             count = first.count + (f.count if f.event != first.event else 0)
             keep = first if first.victim is not None or f.victim is None else f
-            kept[key] = replace(keep, count=count, event=first.event, step=first.step)
+            lines = tuple(dict.fromkeys((*lines_of(first), *lines_of(f))))
+            kept[key] = replace(keep, count=count, event=first.event, step=first.step, lines=lines)
+        elif f.kind == "alias-overwritten":
+            names = tuple(dict.fromkeys((*(first.names or (first.name,)), f.name)))
+            kept[key] = replace(first, count=first.count + f.count, names=tuple(n for n in names if n))
         else:
             kept[key] = replace(first, count=first.count + f.count, explains=first.explains or f.explains)
-    return list(kept.values())
+    return [with_all_names(f) for f in kept.values()]
+
+
+def function_of(source: str | None) -> str:
+    """`train.py in forward` of `train.py:31 in forward`."""
+    return re.sub(r":\d+ in ", " in ", source or "")
+
+
+def lines_of(f: Finding) -> tuple[str, ...]:
+    """Every line that a finding covers."""
+    return f.lines or tuple(f.details.get("lines") or ((f.source,) if f.source else ()))
+
+
+def with_all_names(f: Finding) -> Finding:
+    """A finding of several lines or names says them all."""
+    lines = [line for line in lines_of(f) if line]
+    message = f.message
+    if len(lines) > 1 and f.source:
+        numbers = sorted({int(found[1]) for line in lines if (found := re.search(r":(\d+) in ", line))})
+        message = message.replace(f.source, said_lines(f.source, numbers), 1)
+    if len(f.names) > 1 and f.name:
+        others = [name for name in f.names if name != f.name]
+        more = f" and {len(others) - MOST_NAMES} more" if len(others) > MOST_NAMES else ""
+        first = f"`{f.name}`" + (f" of shape {list(f.shape)}" if f.shape is not None else "")
+        message = message.replace(first, f"{first} ({', '.join(others[:MOST_NAMES])}{more} as well)", 1)
+    return replace(f, message=message, lines=tuple(lines), names=f.names or ((f.name,) if f.name else ()))
+
+
+def said_lines(source: str, numbers: list[int]) -> str:
+    """`train.py, lines 18 and 19, in forward`."""
+    file, _, function = source.partition(":")
+    *first, last = map(str, numbers)
+    return f"{file}, lines {', '.join(first)} and {last}, in {function.split(' in ', 1)[-1]}" if first else source
 
 
 def overlapping(trace: TraceFiles, filters: Filters, blocked: set[tuple[int, int]]) -> Iterator[Finding]:
