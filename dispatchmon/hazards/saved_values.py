@@ -53,6 +53,11 @@ class SavedValues:
         if number > self.newest_write or number < 0:
             self.newest_write = number if number >= 0 else ALWAYS
 
+    def wrote_in_backward(self, node: Any) -> None:
+        """The user's code wrote under this node: if that was a hook, the node has yet to read what it saved."""
+        if not hasattr(type(node), "_forward_cls"):  # the backward of an autograd.Function may use up its own values
+            self.node = -1
+
     def written_since(self, tensor: Any, event: int) -> list[Any] | None:
         """The tag of the tensor's memory, if it was written after that event."""
         if not isinstance(tensor, Tensor):

@@ -48,6 +48,7 @@ from dispatchmon.packed.records import (
     EVENT,
     FOREIGN,
     LIVE,
+    OWN,
     PASSED_ON,
     RAISED,
     RECOMPUTED,
@@ -307,6 +308,8 @@ class RecordingMode(TorchDispatchMode):
                 values.wrote_all(tensor, argument, event, write, forward, written)
         if number > saved.newest_write or number < 0:
             saved.wrote(number)
+        if pending[5] >= OWN:
+            saved.wrote_in_backward(running_node())
         if written and self.phases is None:
             if forward:
                 self.makers.wrote(write, written, args)
