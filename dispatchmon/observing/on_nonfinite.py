@@ -7,6 +7,7 @@ each operator; only if it grew, the rows of the event are looked at.
 
 from __future__ import annotations
 
+import json
 import math
 import time
 import warnings
@@ -22,7 +23,7 @@ from dispatchmon.observing.scaler import Scaler
 from dispatchmon.operators.plan import Plan
 from dispatchmon.operators.plans import Plans
 from dispatchmon.packed.records import EMPTY, EVENT_FIELDS, LIVE, ROW, ROW_FIELDS
-from dispatchmon.packed.totals import COUNT, INF, MAX, MIN, NAN, POSINF
+from dispatchmon.packed.totals import COUNT, INF, MAX, MIN, NAN, POSINF, ZERO
 from dispatchmon.schema import PHASES
 from dispatchmon.statistics.table import Statistics
 from dispatchmon.words import nonfinite as sentences
@@ -134,17 +135,18 @@ class FirstNonFinite:
             if role == "output":
                 outputs.insert(0, self.numbers(slot, geometry))
             elif name != "out":  # where a result is to be put: nobody reads it
-                inputs.insert(0, self.numbers(slot, geometry))
+                inputs.insert(0, self.numbers(slot, geometry) | {"arg": name})
         return inputs, outputs
 
     def numbers(self, slot: int, geometry: int) -> dict[str, Any]:
         """What was measured of one value."""
         found: dict[str, Any] = {"geometry": geometry, "measured": slot >= 0 or slot == EMPTY, "min": None, "max": None}
-        found |= {"counts": {"n": 0, "p": 0, "m": 0}, "nonfinite": 0}
+        found |= {"counts": {"n": 0, "p": 0, "m": 0}, "nonfinite": 0, "zero": None}
         if slot >= 0:
             row = self.statistics.at(slot)
             nan, inf, posinf = int(row[NAN]), int(row[INF]), int(row[POSINF])
             found |= {"counts": {"n": nan, "p": posinf, "m": inf - posinf}, "nonfinite": nan + inf}
+            found["zero"] = int(row[ZERO])
             if row[COUNT] > 0:
                 found |= {"min": float(row[MIN]), "max": float(row[MAX])}
         return found
@@ -190,7 +192,19 @@ class FirstNonFinite:
             counts=spoiled.output["counts"],
             numel=at("geometries", "numel", geometry),
             dtype=at("geometries", "dtype", geometry),
-            inputs=float_inputs,
+            inputs=[
+                sentences.Went(
+                    v["arg"],
+                    v["counts"],
+                    v["measured"],
+                    v["min"],
+                    v["max"],
+                    v["zero"],
+                    at("geometries", "numel", v["geometry"]),
+                )
+                for v in float_inputs
+            ],
+            arguments=json.loads(at("literals", "json", spoiled.pending[1])),
             source=at("sources", "line", int(sources[0])),
             step=step,
             phase=PHASES[int(phases[0])],

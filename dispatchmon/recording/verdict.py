@@ -45,6 +45,10 @@ def said_of_nonfinite(path: Path, n_bytes: int, first: Mapping[str, Any] | None,
         origin = answer.first
         where = f" in {origin.module}" if origin.module else ""
         return f"first {'NaN' if origin.what == 'nan' else 'Inf'} in {origin.op}{where}, step {origin.step}", True
+    if answer.vanished:
+        zeros = answer.vanished[0]
+        where = f" in {zeros.module}" if zeros.module else ""
+        return f"overflow in {zeros.op}{where} that became zeros, step {zeros.step}", True
     if answer.found:
         read = next(each for each in answer.uninitialised if each.matters)
         return f"unwritten memory of {read.op} was read in {read.reader.op}, step {read.reader.step}", True

@@ -5,12 +5,25 @@ The sentence that says where a NaN or Inf was born: the same while running and a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from dispatchmon.words.figures import figure
 
 _NAMES = (("n", "NaN"), ("p", "+Inf"), ("m", "-Inf"))
 _USUAL = ("float32", "float64", None)
+_DIVISIONS = ("div", "true_divide", "divide")
+
+
+class Went(NamedTuple):
+    """What is said of a value that went into an operator."""
+
+    arg: str | None
+    counts: Mapping[str, int]  # of NaN, +Inf and -Inf
+    measured: bool
+    min: float | None
+    max: float | None
+    zero: int | None
+    numel: int | None
 
 
 def amount(counts: Mapping[str, int]) -> str:
@@ -54,22 +67,74 @@ def made(
     counts: Mapping[str, int],
     numel: int | None,
     dtype: str | None,
-    inputs: Iterable[Mapping[str, Any]],
+    inputs: Iterable[Went],
+    arguments: Mapping[str, Any],
     source: str | None,
     step: int,
     phase: str,
 ) -> str:
     """`aten.log.default` in `head` made 3 -Inf of 24 elements from finite inputs (min 0, max 2) at …"""
     inputs = list(inputs)
-    spoiled = {k: sum(i["counts"][k] for i in inputs) for k in "npm"}
+    spoiled = {k: sum(i.counts[k] for i in inputs) for k in "npm"}
     of = f" of {numel} elements" if numel is not None and numel > 1 else ""
     unusual = f" in {dtype}" if dtype not in _USUAL else ""
     text = f"{operator_at(op, module)} made {amount(counts)}{of}{unusual}"
-    measured = [i for i in inputs if i["measured"]]
+    measured = [i for i in inputs if i.measured]
     if inputs:
-        if any(spoiled.values()):
+        finite = not any(spoiled.values())
+        if not finite:
             text += f" from inputs that held {amount(spoiled)}"
         elif len(measured) == len(inputs):
             text += " from finite inputs"
-        text += extent((i["min"] for i in measured), (i["max"] for i in measured))
+        text += divided(op, counts, numel, inputs, arguments, finite) or extent(
+            (i.min for i in measured), (i.max for i in measured)
+        )
     return f"{text} {when(source, step, phase)}"
+
+
+def divided(
+    op: str,
+    counts: Mapping[str, int],
+    numel: int | None,
+    inputs: list[Went],
+    arguments: Mapping[str, Any],
+    finite: bool,
+) -> str:
+    """
+    Of a division, what was divided by what: `, 0 divided by 0 in 8 places (numerator min 0, max 2; divisor 0)`.
+
+    Where everything that went in is finite, each NaN is 0 divided by 0. An Inf may be an overflow as well: it is a division
+    by 0 if the divisor has as many zeros.
+    """
+    if "." not in op or op.split(".")[1].replace("_foreach_", "").rstrip("_") not in _DIVISIONS:
+        return ""
+    numerator = next((i for i in inputs if (i.arg or "").startswith("self")), None)
+    divisor = next((i for i in inputs if (i.arg or "").startswith("other")), None)
+    scalar = arguments.get("other", arguments.get("scalar")) if divisor is None else None
+    if numerator is None or (divisor is None and not isinstance(scalar, int | float)):
+        return ""
+    infinite, undefined = counts["p"] + counts["m"], counts["n"]
+    by_zero = scalar == 0
+    if divisor is not None and divisor.zero and divisor.numel:
+        by_zero = divisor.zero * ((numel or 0) // divisor.numel) == infinite + undefined
+    said = []
+    if finite and undefined:
+        said.append(f"0 divided by 0 {places(undefined)}")
+    if finite and infinite and by_zero:
+        said.append(f"divided by 0 {places(infinite)}" if said else f"by dividing by 0 {places(infinite)}")
+    elif infinite and scalar == 0:
+        said.append("by dividing by 0")
+    numbers = [f"numerator{spoken(numerator)}", f"divisor {scalar}" if divisor is None else f"divisor{spoken(divisor)}"]
+    return (", " if said else "") + " and ".join(said) + f" ({'; '.join(numbers)})"
+
+
+def places(n: int) -> str:
+    """`in 1 place`."""
+    return "in 1 place" if n == 1 else f"in {n} places"
+
+
+def spoken(value: Went) -> str:
+    """` min 0, max 2`, or what else is known."""
+    if value.min is None or value.max is None:
+        return f" {amount(value.counts)}" if any(value.counts.values()) else " unknown"
+    return f" min {figure(value.min)}, max {figure(value.max)}"

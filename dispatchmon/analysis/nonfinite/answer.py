@@ -17,6 +17,7 @@ from dispatchmon.analysis.nonfinite.places import (
     Place,
     Reached,
     Uninitialised,
+    Vanished,
 )
 from dispatchmon.words.documents import document
 from dispatchmon.words.figures import count, counted, number
@@ -24,14 +25,16 @@ from dispatchmon.words.names import in_module
 from dispatchmon.words.tables import Cells
 
 _ORIGIN = ("event", "rank", "step", "phase", "op", "module", "source", "kind", "what", "inputs_finite")
-_NESTED = ("inputs", "outputs", "forward", "cause", "growth", "spread")
+_NESTED = ("inputs", "outputs", "forward", "cause", "growth", "spread", "count", "total", "follows")
 _REACHED = {
     "loss": "the loss",
     "gradient": "the gradient",
     "parameter": "the parameter",
     "buffer": "the buffer",
     "state": "the state of the optimizer",
-    "end": "a value that nobody read any more",
+    "raised": "the operator that raised when it read it",
+    "result": "the result of the model",
+    "end": "a result that no operator read again",
 }
 _MOST_ORIGINS, _MOST_LINES, _MOST_CHAIN = 5, 5, 8
 
@@ -45,6 +48,7 @@ class NonFinite(Answer):
         first: the first origin.
         origins: all of them, in order of events.
         deliberate: constants that did no harm.
+        vanished: overflows that became exact zeros, and spoiled a result as such.
         uninitialised: memory that was read before it was written.
         notes: what else is worth knowing.
         largest: the largest finite magnitude.
@@ -57,6 +61,7 @@ class NonFinite(Answer):
     first: Origin | None = None
     origins: tuple[Origin, ...] = ()
     deliberate: tuple[Deliberate, ...] = ()
+    vanished: tuple[Vanished, ...] = ()
     uninitialised: tuple[Uninitialised, ...] = ()
     notes: tuple[Note, ...] = ()
     largest: Largest | None = None
@@ -71,7 +76,7 @@ class NonFinite(Answer):
     @property
     def found(self) -> bool:
         """Whether there is anything to alarm about."""
-        return bool(self.origins) or any(each.matters for each in self.uninitialised)
+        return bool(self.origins or self.vanished) or any(each.matters for each in self.uninitialised)
 
     def to_dict(self) -> dict[str, Any]:
         origins = [_document(origin) for origin in self.origins]
@@ -81,6 +86,7 @@ class NonFinite(Answer):
                 "first": origins[0] if origins else None,
                 "origins": origins,
                 "deliberate": [asdict(each) for each in self.deliberate],
+                "vanished": [asdict(each) for each in self.vanished],
                 "uninitialised": [asdict(each) for each in self.uninitialised],
                 "notes": [asdict(each) for each in self.notes],
                 "largest": None if self.largest is None else asdict(self.largest),
@@ -102,17 +108,16 @@ class NonFinite(Answer):
         said: list[str] = []
         ranks = len(self.ranks) > 1
         if self.first is not None:
-            said += [_sentence(self.first.message, self.first, ranks), *_below(self.first)]
+            elsewhere = [o for o in self.origins if _is_elsewhere(o) and _comes_from(o, self.first)]
+            said += [_sentence(self.first.message, self.first, ranks), *_below(self.first, elsewhere)]
+        for zeros in self.vanished[:_MOST_LINES]:
+            said += ["", _sentence(zeros.message, zeros, ranks), *_went_on_to(zeros.spread)]
         matters = [each for each in self.uninitialised if each.matters]
         for each in matters[:_MOST_LINES]:
             said += ["", _sentence(each.message, each, ranks)]
         if len(matters) > _MOST_LINES:
             said.append(f"  … and {count(len(matters) - _MOST_LINES)} more like it")
-        if rest := self.origins[1:]:
-            said += ["", f"{counted(len(rest), 'more origin')}:" if len(rest) > 1 else "Another origin:"]
-            said += [f"  {_sentence(origin.message, origin, ranks)}" for origin in rest[:_MOST_ORIGINS]]
-            if len(rest) > _MOST_ORIGINS:
-                said.append(f"  … and {count(len(rest) - _MOST_ORIGINS)} more; --format json has all of them")
+        said += self._other_origins(ranks)
         if not self.found:
             said.append(_nothing(self))
         notes = [note.message for note in self.notes]
@@ -125,10 +130,30 @@ class NonFinite(Answer):
                      "whether they held NaN or Inf is unknown."]  # fmt: skip
         return said[1:] if said and not said[0] else said
 
+    def _other_origins(self, ranks: bool) -> list[str]:
+        """Say the origins after the first in a line each, and of mere consequences how many there are."""
+        rest = [
+            o for o in self.origins[1:] if o.follows is None or (_is_elsewhere(o) and not _comes_from(o, self.first))
+        ]
+        follow = [o for o in self.origins[1:] if o.follows is not None and not _is_elsewhere(o)]
+        said: list[str] = []
+        if rest:
+            said += ["", f"{counted(len(rest), 'more origin')}:" if len(rest) > 1 else "Another origin:"]
+            said += [f"  {_sentence(origin.message, origin, ranks)}" for origin in rest[:_MOST_ORIGINS]]
+            if len(rest) > _MOST_ORIGINS:
+                said.append(f"  … and {count(len(rest) - _MOST_ORIGINS)} more; --format json has all of them")
+        if follow:
+            times = sum(o.count for o in follow)
+            said += ["", f"{count(times)} later {'operator' if times == 1 else 'operators'} made NaN or Inf in consequence; "
+                     "--format json has all of them."]  # fmt: skip
+        return said
+
     def gist(self) -> str:
         if self.first is not None:
             first = f"{self.first.op} {in_module(self.first.module)}, step {count(self.first.step)}"
             return f"{counted(len(self.origins), 'origin')}, first {first}"
+        if self.vanished:
+            return f"{counted(len(self.vanished), 'overflow')} became exact zeros"
         if self.found:
             return "memory was read before it was written"
         return f"nothing found in {counted(self.tensors, 'value')}"
@@ -147,16 +172,30 @@ def _upper(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _below(origin: Origin) -> list[str]:
-    """Return the chain below an origin: what led there, nearest first, and what it reached."""
+def _is_elsewhere(origin: Origin) -> bool:
+    """Whether a collective brought it from an origin on another rank."""
+    return origin.follows is not None and origin.follows.rank != origin.rank
+
+
+def _comes_from(origin: Origin, first: Origin | None) -> bool:
+    """Whether that is this origin."""
+    place = origin.follows
+    return first is not None and place is not None and (place.rank, place.event) == (first.rank, first.event)
+
+
+def _below(origin: Origin, elsewhere: list[Origin]) -> list[str]:
+    """Return the chain below an origin: what led there, nearest first, and what it reached, on other ranks as well."""
     said = _list("led there by, nearest first:", origin.cause)
     said += _list("grown from, nearest first:", origin.growth)
-    if origin.spread:
-        said.append("  went on to:")
-        said += [f"    {_reached(what, where)}" for what, where in origin.spread.items()]
-    else:
-        said.append("  went on to: nothing that was recorded")
-    return said
+    said += _went_on_to(origin.spread) or ["  went on to: nothing that was recorded"]
+    return said + [f"    rank {each.rank}: {each.message}" for each in elsewhere]
+
+
+def _went_on_to(spread: dict[str, Reached]) -> list[str]:
+    """Return what was reached, a line each."""
+    if not spread:
+        return []
+    return ["  went on to:", *(f"    {_reached(what, where)}" for what, where in spread.items())]
 
 
 def _list(title: str, links: tuple[Link, ...]) -> list[str]:

@@ -7,11 +7,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 
+from dispatchmon.analysis.nonfinite.alike import grouped
 from dispatchmon.analysis.nonfinite.answer import NonFinite
+from dispatchmon.analysis.nonfinite.crossings import Crossings, crossings, linked
 from dispatchmon.analysis.nonfinite.findings import (
     ALARM,
     CLEARED,
-    DELIBERATE,
     EXTERNAL,
     HARMLESS,
     ORIGIN,
@@ -21,10 +22,13 @@ from dispatchmon.analysis.nonfinite.findings import (
     Finding,
 )
 from dispatchmon.analysis.nonfinite.growth import REACH_BACK, growth
-from dispatchmon.analysis.nonfinite.places import Largest, Link, Note, Place
+from dispatchmon.analysis.nonfinite.masks import mark_masks
+from dispatchmon.analysis.nonfinite.places import Largest, Link, Note, Origin, Place
+from dispatchmon.analysis.nonfinite.results import results_of_the_model
 from dispatchmon.analysis.nonfinite.rows import events, events_between, events_by_number, last_touches, survey
 from dispatchmon.analysis.nonfinite.search import Search
 from dispatchmon.analysis.nonfinite.underflow import underflow
+from dispatchmon.analysis.nonfinite.vanish import vanishings
 from dispatchmon.analysis.nonfinite.verdicts import settle
 from dispatchmon.analysis.nonfinite.words import Teller
 from dispatchmon.reading.query import Filters
@@ -52,14 +56,19 @@ def find_nonfinite(
     """
     filters = filters or Filters()
     ranks = [rank for rank in trace.ranks if not filters.ranks or rank in filters.ranks]
-    answers = [_of_rank(trace, rank, filters, on_progress) for rank in ranks]
-    key = lambda each: (each.step, each.event, each.rank)  # noqa: E731
-    origins = tuple(sorted((o for a in answers for o in a.origins), key=key))
+    found = [_of_rank(trace, rank, filters, on_progress) for rank in ranks]
+    answers = [answer for answer, _ in found]
+    sent = [each for _, crossings in found for each in crossings.sent]
+    linked_origins = [
+        linked(o, c.brought.get(o.event), sent) if o.kind == "external" else o for a, c in found for o in a.origins
+    ]
+    origins = tuple(sorted(linked_origins, key=_order))
     return NonFinite(
         first=origins[0] if origins else None,
         origins=origins,
-        deliberate=tuple(sorted((d for a in answers for d in a.deliberate), key=key)),
-        uninitialised=tuple(sorted((u for a in answers for u in a.uninitialised), key=key)),
+        deliberate=tuple(sorted((d for a in answers for d in a.deliberate), key=_order)),
+        vanished=tuple(sorted((v for a in answers for v in a.vanished), key=_order)),
+        uninitialised=tuple(sorted((u for a in answers for u in a.uninitialised), key=_order)),
         notes=tuple(n for a in answers for n in a.notes),
         largest=max((a.largest for a in answers if a.largest is not None), key=lambda x: x.magnitude, default=None),
         tensors=sum(a.tensors for a in answers),
@@ -67,6 +76,12 @@ def find_nonfinite(
         ranks=tuple(ranks),
         warnings=trace.warnings,
     )
+
+
+def _order(place: Place) -> tuple[int, bool, int, int]:
+    """Order of events; ranks number theirs by themselves, and what a collective brought comes after what was sent."""
+    follows = place.follows if isinstance(place, Origin) else None
+    return place.step, follows is not None and follows.rank != place.rank, place.event, place.rank
 
 
 def search(trace: TraceFiles, rank: int, on_progress: Callable[[float], None] | None = None) -> Search:
@@ -77,20 +92,30 @@ def search(trace: TraceFiles, rank: int, on_progress: Callable[[float], None] | 
     if wanted.storages:
         last_touches(trace, rank, wanted)
         found.run(events(trace, rank, found.followed))
+        mark_masks(trace, rank, found)
         settle(found)
     return found
 
 
-def _of_rank(trace: TraceFiles, rank: int, filters: Filters, on_progress: Callable[[float], None] | None) -> NonFinite:
+def _of_rank(
+    trace: TraceFiles, rank: int, filters: Filters, on_progress: Callable[[float], None] | None
+) -> tuple[NonFinite, Crossings]:
     found = search(trace, rank, on_progress)
     wanted = [f for f in found.findings if f.kind != UNWRITTEN and _matches(f, filters)]
     looked_up = events_by_number(trace, rank, _needed(found, wanted))
-    teller = Teller(found, rank, looked_up.get)
+    teller = Teller(found, rank, looked_up.get, lambda: results_of_the_model(trace, rank))
     alarms = [f for f in wanted if f.verdict == ALARM and f.kind != READ_UNWRITTEN]
     alarms.sort(key=lambda f: f.event)
     overflows = [f for f in alarms if f.kind == ORIGIN and f.what == "inf"][:MOST_GROWTHS]
-    origins = [teller.origin(f, _growth(trace, rank, teller, f) if f in overflows else ()) for f in alarms]
-    notes = [teller.cleared(f) for f in wanted if f.verdict == CLEARED and f.kind in (ORIGIN, EXTERNAL, TURNED)]
+    groups = grouped(found, alarms)
+    origins = [
+        teller.origin(g.findings, _growth(trace, rank, teller, g.first) if g.first in overflows else (), g.follows)
+        for g in groups
+    ]
+    cleared = [f for f in wanted if f.verdict == CLEARED and f.kind in (ORIGIN, EXTERNAL, TURNED)]
+    vanished = [teller.vanished(each) for each in vanishings(trace, rank, found, cleared)]
+    lines = {(each.op, each.module, each.source) for each in vanished}
+    notes = [teller.cleared(f) for f in cleared if (f.row.op, f.row.module, f.row.source) not in lines]
     notes += _about_scaler(found, rank, [f for f in wanted if f.verdict == HARMLESS])
     notes += underflow(trace, rank, filters)
     if found.stopped is not None:
@@ -99,10 +124,10 @@ def _of_rank(trace: TraceFiles, rank: int, filters: Filters, on_progress: Callab
             Note("not-followed", f"there is more NaN and Inf than is followed; what comes after {at} was not looked at")
         )
     largest = found.wanted.largest
-    return NonFinite(
+    answer = NonFinite(
         origins=tuple(origins),
-        deliberate=tuple(
-            teller.deliberate(f) for f in wanted if f.kind == DELIBERATE and f.verdict != ALARM),
+        vanished=tuple(vanished),
+        deliberate=tuple(teller.deliberate(f) for f in wanted if f.is_mask and f.verdict != ALARM),
         uninitialised=tuple(
             teller.uninitialised(f, f.verdict == ALARM) for f in wanted if f.kind == READ_UNWRITTEN),
         notes=tuple(notes),
@@ -111,6 +136,7 @@ def _of_rank(trace: TraceFiles, rank: int, filters: Filters, on_progress: Callab
         tensors=found.wanted.tensors,
         unmeasured=found.wanted.unmeasured,
     )  # fmt: skip
+    return answer, crossings(trace, rank, found, groups, origins)
 
 
 def _matches(found: Finding, filters: Filters) -> bool:

@@ -34,6 +34,10 @@ class Finding:
     cleared_by: list[int] = field(default_factory=list)  # events from which none of it came out again
     arithmetic: bool = False  # an operator calculated with it
     verdict: str = CLEARED
+    counts: dict[str, int] = field(default_factory=dict)  # of what began here, at its first result
+    argument: str | None = None  # the operator's own number that was NaN or Inf, of one that calculates
+    mask: bool = False  # the logarithm of zeros and ones, as masks are made
+    collective: Row | None = None  # that brought it from another rank
     reader: Row | None = None  # of unwritten memory
     written: float = 1.0  # how much of what it read had been written
     unmeasured: bool = False  # some input of its operator was not measured
@@ -42,6 +46,11 @@ class Finding:
     def event(self) -> int:
         """The event where it began."""
         return self.row.event
+
+    @property
+    def is_mask(self) -> bool:
+        """Whether it was put there on purpose."""
+        return self.kind == DELIBERATE or self.mask
 
     @property
     def what(self) -> str:

@@ -4,7 +4,7 @@ What the answer of `nonfinite` is made of: events, and what is said of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Kind = Literal["made", "turned", "external", "deliberate"]
@@ -71,8 +71,12 @@ class Origin(Place):
         forward: of a backward operator, the forward operator whose gradient it is.
         cause: the events that led here, nearest first.
         growth: of an overflow, the events before it in which the largest magnitude grew, nearest first.
-        spread: what it reached first, by `loss`, `gradient`, `parameter`, `buffer`, `state`, `end`.
+        spread: what it reached first, by `loss`, `gradient`, `parameter`, `buffer`, `state`, `raised` (the operator that
+            raised when it read it), `result` (of the model), `end` (a value that no operator read again).
         message: all of that in one sentence.
+        count: how many events this stands for: those of the same operator, module, line and cause.
+        total: the NaN and Inf of their results.
+        follows: of what is a mere consequence, the earlier origin; it may be on another rank.
     """
 
     kind: Kind
@@ -85,6 +89,31 @@ class Origin(Place):
     growth: tuple[Link, ...]
     spread: dict[str, Reached]
     message: str
+    count: int = 1
+    total: dict[str, int] = field(default_factory=dict)
+    follows: Place | None = None
+
+
+@dataclass(frozen=True)
+class Vanished(Place):
+    """
+    An overflow that became exact zeros, which spoiled a result without any NaN.
+
+    Attributes:
+        zeroed: the operator that made zeros of the Inf.
+        result: the operator that multiplied by these zeros.
+        zeros: elements of its result that are 0.
+        spread: what that reached, as of an origin.
+        message: in one sentence.
+        count: how often it came at this line.
+    """
+
+    zeroed: Place
+    result: Place
+    zeros: int
+    spread: dict[str, Reached]
+    message: str
+    count: int = 1
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,7 @@ class Row:
     zero: int | None
     forward_event: int | None
     source: str | None
+    duration_ns: int | None
     cells: bytes | None
 
     @property
@@ -123,11 +124,40 @@ class Event:
         return "n" * ("nan" in words) + "i" * ("inf" in words or "-inf" in words)
 
     @property
+    def raised(self) -> bool:
+        """Whether the operator gave no result: it raised."""
+        return not self.outputs and self.first.duration_ns is None
+
+    @property
+    def operation(self) -> str:
+        """What it calculates: `add` of `aten._foreach_add_.List`."""
+        return operation(self.first.op)
+
+    @property
+    def non_finite_argument(self) -> str | None:
+        """The operator's own number that is NaN or Inf, by its name, if the operator calculates with it."""
+        if self.operation not in _CALCULATES and "_fused_" not in self.first.op:
+            return None
+        for name, value in self.arguments.items():
+            if _NOT_FINITE.intersection(map(str, value if isinstance(value, list) else [value])):
+                return name
+        return None
+
+    @property
     def allocates(self) -> bool:
         """Whether its results are memory that is not written yet."""
         return self.first.op.startswith(_EMPTY) and "fill_value" not in self.arguments
 
 
+def operation(op: str) -> str:
+    """`add` of `aten._foreach_add_.List`."""
+    return op.split(".")[1].replace("_foreach_", "").rstrip("_") if "." in op else op
+
+
+_NOT_FINITE = frozenset({"nan", "inf", "-inf"})
+_CALCULATES = frozenset(
+    "add sub rsub mul div true_divide pow addcmul addcdiv lerp addmm addmv addbmm baddbmm addr fmod remainder".split()
+)
 _EMPTY = ("aten.empty", "aten.new_empty", "aten.resize_")
 
 
@@ -141,6 +171,7 @@ class Wanted:
     tensors: int = 0  # rows of floating values
     unmeasured: int = 0  # of these, how many have no counts
     largest: Row | None = None
+    end: int = -1  # the last operator
 
 
 def _numbers(column: pa.Array, null: int = -1) -> Ints:
@@ -153,6 +184,7 @@ def survey(trace: TraceFiles, rank: int, on_progress: Callable[[float], None] | 
     storages: set[int] = set()
     losses: set[tuple[int, int]] = set()
     tensors = unmeasured = 0
+    end = -1
     largest: tuple[float, pa.RecordBatch, int] | None = None
     columns = [
         "kind",
@@ -176,6 +208,7 @@ def survey(trace: TraceFiles, rank: int, on_progress: Callable[[float], None] | 
             continue
         column = batch.column
         is_op = pc.equal(column("kind"), "op")
+        end = max(end, pc.max(column("event").filter(is_op)).as_py() or 0)
         real = pc.and_(is_op, pc.match_substring_regex(column("dtype").fill_null(""), "float|complex"))
         counted = pc.or_kleene(column("nan").is_valid(), column("inf").is_valid())
         tensors += real.true_count
@@ -204,7 +237,7 @@ def survey(trace: TraceFiles, rank: int, on_progress: Callable[[float], None] | 
             if follows != "forward" and batch["numel"][i].as_py() == 1:
                 losses.add((int(storage[i]), int(batch["version"][i].as_py() or 0)))
     storages.discard(-1)
-    wanted = Wanted(storages, {}, losses, tensors, unmeasured)
+    wanted = Wanted(storages, {}, losses, tensors, unmeasured, end=end)
     if largest is not None:
         wanted.largest = _row(largest[1].to_pylist()[0])
     return wanted

@@ -47,6 +47,10 @@ class Search:
         self.last_write: dict[int, int] = {}
         self.names: dict[int, str] = {}
         self.arriving: dict[int, set[int]] = {}  # results of collectives: the findings that went in
+        self.brought: dict[int, Row] = {}  # results of collectives: the last that wrote them
+        self.sent: list[tuple[Row, set[int]]] = []  # collectives that this rank sent findings into
+        self.literals: set[int] = set()  # storages that were written down as nothing but Inf, as `torch.tensor(-inf)`
+        self.raised: dict[int, int] = {}  # storage -> the event that raised when it read it
         self.scaler: list[tuple[int, bool]] = []  # event of each of GradScaler's checks, whether it found an Inf
         self.scales: list[float] = []
         self.stopped: Row | None = None  # where following ended, if it did
@@ -84,8 +88,13 @@ class Search:
         for row in event.rows:
             if row.name is not None and row.storage is not None:
                 self.names[row.storage] = row.name
+        if op == "aten.lift_fresh.default" and all(row.inf and row.inf == row.numel for row in event.outputs):
+            self.literals.update(row.storage for row in event.outputs if row.storage is not None)
         if view:
+            self.became_gradients(event)
             return
+        if event.raised and number == self.wanted.end:  # nobody went on after it
+            self.raised.update({row.storage: number for row in event.inputs if row.storage is not None})
         outs = event.outputs
         used = [row for row in event.inputs if reads(b, row)]
         if any(out.dtype != "bool" for out in outs):  # isnan, item, a comparison look at a value without using it
@@ -121,6 +130,18 @@ class Search:
                 for root in incoming & shown:
                     self.findings[root].arithmetic = True
 
+    def became_gradients(self, event: Event) -> None:
+        """What backward accumulates is named in the end, when it has become a parameter's gradient."""
+        for row in event.outputs:
+            if row.nonfinite and row.name is not None and row.name.endswith(".grad"):
+                self.is_gradient(row, self.memory.read(row, seen(row).nonfinite))
+
+    def is_gradient(self, row: Row, roots: Iterable[int]) -> None:
+        """A value is a parameter's gradient, and was before it had the name."""
+        made = [w.event for w in self.writers.get(row.storage or 0, ())] or [row.event]
+        for root in roots:
+            self.findings[root].spread.setdefault("gradient", (made[-1], row.name))
+
     @staticmethod
     def matching(out: Row, inputs: list[Seen]) -> list[Seen]:
         """Of an operator on lists, the inputs with the place of the result."""
@@ -134,7 +155,9 @@ class Search:
         if any(row.nan for row in event.outputs):
             self.nan_events += 1
         elif all(self.findings[root].kind == DELIBERATE for root in shown):  # a mask: one row is enough
-            event = Event([next(row for row in event.outputs if row.nonfinite)])
+            row = next(row for row in event.outputs if row.nonfinite)
+            row.arguments = event.first.arguments
+            event = Event([row])
         self.events[number] = event
         self.roots[number] = shown
         self.sources[number] = self.parents(inputs)
@@ -166,9 +189,7 @@ class Search:
             return value
         value.labels = self.memory.read(row, value.nonfinite)
         if row.name is not None and row.name.endswith(".grad"):  # it became one after it was made
-            made = [w.event for w in self.writers.get(row.storage or 0, ())] or [row.event]
-            for root in value.labels:
-                self.findings[root].spread.setdefault("gradient", (made[-1], row.name))
+            self.is_gradient(row, value.labels)
         named = np.zeros(row.shape or (), bool)
         for mask in value.labels.values():
             named = named | mask
@@ -197,6 +218,8 @@ class Search:
         """A value that was non-finite when it was first seen: the batch, a loaded parameter, a write nobody saw."""
         found = self.finding(EXTERNAL, row, row.storage)
         found.made |= {"nan"} if row.nan else {"inf"}
+        found.mask = row.storage in self.literals
+        found.collective = found.collective or self.brought.get(row.storage if row.storage is not None else -1)
         return found.number
 
     # ------------------------------------------------------------------------------------------------- results
@@ -214,19 +237,19 @@ class Search:
             found.parents = self.parents(inputs)
             found.unmeasured |= any(row.is_float and row.nan is None and row.inf is None for row in used)
             mask = where if mask is None or not mask.any() else mask
+            if not found.counts and value.known:
+                found.counts = {k: int((cells & mask).sum()) for k, cells in value.maps.items()}
             labels[found.number] = labels[found.number] | mask if found.number in labels else mask
             return found
 
-        constants = event.constants
+        constants, argument = event.constants, event.non_finite_argument
+        # nobody gives an optimizer a number that is not finite on purpose: it was calculated, from a learning rate say
+        told = ORIGIN if argument is not None and event.first.phase == "optimizer" else DELIBERATE
         if verdict.born_nan:
-            if "n" in constants:
-                begin(DELIBERATE, "nan", verdict.born)
-            elif constants:
-                begin(TURNED, "nan", verdict.born)
-            else:
-                begin(ORIGIN, "nan", verdict.born)
+            kind = told if "n" in constants else TURNED if constants else ORIGIN
+            begin(kind, "nan", verdict.born).argument = argument
         if verdict.born_inf:
-            begin(DELIBERATE if "i" in constants else ORIGIN, "inf", verdict.born)
+            begin(told if "i" in constants else ORIGIN, "inf", verdict.born).argument = argument
         if verdict.turned:
             found = begin(TURNED, "nan", verdict.turns)
             causes = verdict.used_up or {root for each in inputs for root in each.labels}
@@ -276,6 +299,7 @@ class Search:
             if out.storage is None:
                 continue
             self.arriving[out.storage] = roots | self.arriving.get(out.storage, set())
+            self.brought[out.storage] = event.first
             if out.nonfinite:
                 value = seen(out)
                 labels = dict.fromkeys(self.arriving[out.storage] or {self.outside(out)}, value.nonfinite)
@@ -284,6 +308,8 @@ class Search:
                 for root in labels:
                     self.spread(self.findings[root], event, out)
             self.followed.add(out.storage)
+        if roots:
+            self.sent.append((event.first, roots))
         if bad:
             self.remember(event, inputs, roots)
 
@@ -304,17 +330,29 @@ class Search:
         elif op.startswith("aten._amp_update_scale_"):
             self.scales += [row.max for row in event.outputs if row.arg == "self" and row.max is not None]
 
+    def ancestors(self, found: Finding) -> list[Finding]:
+        """
+        The findings that it was made of, and those that these were made of.
+
+        A mask is among them only if there is nothing else: it does no harm where everything else is finite.
+        """
+        known: dict[int, Finding] = {}
+        todo = sorted(found.causes)
+        while todo:
+            cause = self.findings[todo.pop()]
+            if cause.number not in known:
+                known[cause.number] = cause
+                todo += sorted(cause.causes)
+        began = [each for each in known.values() if each.kind != TURNED]
+        if all(each.is_mask for each in began):
+            return list(known.values())
+        return [each for each in known.values() if not each.is_mask]
+
     def chain(self, found: Finding) -> list[int]:
         """The events that led to a finding, nearest first, back to where the values it was made of began."""
-        ancestors: set[int] = set()
-        todo = list(found.causes)
-        while todo:
-            cause = todo.pop()
-            if cause not in ancestors:
-                ancestors.add(cause)
-                todo += self.findings[cause].causes
         if found.kind != TURNED:
             return []
+        ancestors = {each.number for each in self.ancestors(found)}
         pending, known = set(found.parents), set()
         while pending:
             event = max(pending)

@@ -42,10 +42,12 @@ def settle(search: Search) -> None:
         for storage, event in found.ends.items():
             if search.last_read.get(storage, -1) <= event and search.last_write.get(storage, event) == event:
                 found.spread.setdefault("end", (event, None))
+                if search.raised.get(storage, -1) > event:
+                    found.spread.setdefault("raised", (search.raised[storage], None))
         serious = set(found.spread)
-        if found.kind in (DELIBERATE, EXTERNAL):
+        if found.is_mask or found.kind == EXTERNAL:
             if found.what == "inf":
-                serious -= {"end", "parameter", "buffer"}
+                serious -= {"end", "raised", "parameter", "buffer"}
             elif not found.arithmetic:
                 serious = set()
         if scale_is_fine and is_scaled(search, found) and not serious & {"loss", "parameter", "buffer", "state"}:
@@ -53,10 +55,10 @@ def settle(search: Search) -> None:
         elif serious:
             found.verdict = ALARM
         elif found.became & harmful:
-            alarming = found.kind == ORIGIN or found.kind == EXTERNAL and found.what == "nan"
+            alarming = found.kind == ORIGIN and not found.mask or found.kind == EXTERNAL and found.what == "nan"
             found.verdict = ALARM if alarming or found.kind == TURNED else CONSUMED
         else:
-            found.verdict = CONSUMED if found.kind == DELIBERATE else CLEARED
+            found.verdict = CONSUMED if found.is_mask else CLEARED
         if found.verdict == ALARM:
             harmful.add(found.number)
 
