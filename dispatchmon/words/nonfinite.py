@@ -108,10 +108,13 @@ def divided(
     """
     if "." not in op or op.split(".")[1].replace("_foreach_", "").rstrip("_") not in _DIVISIONS:
         return ""
-    numerator = next((i for i in inputs if (i.arg or "").startswith("self")), None)
-    divisor = next((i for i in inputs if (i.arg or "").startswith("other")), None)
+    numerators = [i for i in inputs if (i.arg or "").startswith("self")]
+    divisors = [i for i in inputs if (i.arg or "").startswith("other")]
+    if len(numerators) != 1 or len(divisors) > 1:  # lists, of which it is not known which is meant
+        return ""
+    numerator, divisor = numerators[0], divisors[0] if divisors else None
     scalar = arguments.get("other", arguments.get("scalar")) if divisor is None else None
-    if numerator is None or (divisor is None and not isinstance(scalar, int | float)):
+    if divisor is None and not isinstance(scalar, int | float):
         return ""
     infinite, undefined = counts["p"] + counts["m"], counts["n"]
     by_zero = scalar == 0

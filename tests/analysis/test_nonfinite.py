@@ -397,7 +397,7 @@ def test_an_origin_was_found(path, capsys):
         "`aten.exp.default` in the model itself made 1 +Inf of 2 elements from finite inputs (min 1, max 200)"
     )
     assert lines[1] == "  went on to:"
-    assert lines[2].startswith("    the gradient: aten.add.Tensor in the model itself at test_nonfinite.py:")
+    assert lines[2].startswith("    the gradient w.grad: aten.add.Tensor in the model itself at test_nonfinite.py:")
     assert lines[4] == "Another origin:"
 
 
@@ -406,9 +406,9 @@ def test_formats(path, capsys):
     found(lambda: torch.tensor([0.0, 1.0]).log().sum(), path)
     document = json.loads(command(capsys, "nonfinite", path, "--format", "json")[1])
     assert set(document) == {
-        "format", "first", "origins", "deliberate", "uninitialised", "notes", "largest", "tensors", "unmeasured", "warnings"}  # fmt: skip
+        "format", "first", "origins", "deliberate", "vanished", "uninitialised", "notes", "largest", "tensors", "unmeasured", "warnings"}  # fmt: skip
     keys = ["event", "rank", "step", "phase", "op", "module", "source", "kind", "what", "inputs_finite", "message", "inputs",
-            "outputs", "forward", "cause", "growth", "spread"]  # fmt: skip
+            "outputs", "forward", "cause", "growth", "spread", "count", "total", "follows"]  # fmt: skip
     assert list(document["first"]) == keys
     assert document["origins"] == [document["first"]]
     assert list(json.loads(command(capsys, "nonfinite", path, "--format", "ndjson")[1])) == keys

@@ -121,7 +121,7 @@ def test_summarize_json(path, capsys):
     assert (out["first_nonfinite"], out["tensors"], out["without_statistics"]) == (None, 4, 1)
     assert list(out["largest"]) == [
         *("event", "rank", "step", "phase", "module", "op", "source", "role", "arg", "name", "dtype", "shape"),
-        *("magnitude", "nan", "inf"),
+        *("magnitude", "nan", "inf", "deliberate"),
     ]
 
 

@@ -54,7 +54,8 @@ def test_raise_in_backward_names_the_forward_line(tmp_path):
     error = watched(lambda: model(torch.ones(2)).backward(), tmp_path / "t.arrow", model=model)
     line = Root.forward.__code__.co_firstlineno + 1
     assert str(error) == (
-        f"`aten.div.Tensor` in `root` made 1 +Inf of 2 elements from finite inputs (min 0, max 2) at "
+        f"`aten.div.Tensor` in `root` made 1 +Inf of 2 elements from finite inputs, by dividing by 0 in 1 place "
+        f"(numerator min 1, max 1; divisor min 0, max 2) at "
         f"test_nonfinite_while_running.py:{line}, step 0, backward; it is the gradient of `aten.sqrt.default` at "
         f"test_nonfinite_while_running.py:{line}"
     )

@@ -32,8 +32,10 @@ def grouped(search: Search, alarms: Iterable[Finding]) -> list[Alike]:
     for found in alarms:
         root = first_cause(search, found)
         cause = None if root is None else place(root.row)
-        name = (found.row.name or found.row.arg) if found.kind == EXTERNAL else None
-        key = (found.kind, found.what, found.row.phase, place(found.row), cause, name, found.argument)
+        came_by_itself = found.kind == EXTERNAL and found.collective is None
+        name = (found.row.name or found.row.arg) if came_by_itself else None
+        row = found.collective or found.row
+        key = (found.kind, found.what, row.phase, place(row), cause, name, found.argument)
         group = groups.get(key)
         if group is None:
             group = groups[key] = Alike([])

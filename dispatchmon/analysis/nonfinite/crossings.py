@@ -37,15 +37,15 @@ class Crossings:
 def crossings(trace: TraceFiles, rank: int, search: Search, groups: list[Alike], origins: list[Origin]) -> Crossings:
     """The collectives in which a rank sent an origin, and those that brought it one."""
     of = {f.number: origin for group, origin in zip(groups, origins, strict=True) for f in group.findings}
-    arrived = {g.first.event: g.first.collective for g in groups if g.first.collective is not None}
-    known = keys(trace, rank, [*arrived.values(), *(row for row, _ in search.sent)])
+    arrived = [g.first.collective for g in groups if g.first.collective is not None]
+    known = keys(trace, rank, [*arrived, *(row for row, _ in search.sent)])
     sent = []
     for row, roots in search.sent:
         made_of = roots | {f.number for n in roots for f in search.ancestors(search.findings[n])}
         senders = [of[n] for n in made_of if n in of]
         if senders and row.event in known:
             sent.append((known[row.event], min(senders, key=lambda o: o.event)))
-    return Crossings(sent, {event: known[row.event] for event, row in arrived.items() if row.event in known})
+    return Crossings(sent, {row.event: known[row.event] for row in arrived if row.event in known})
 
 
 def keys(trace: TraceFiles, rank: int, rows: Iterable[Row]) -> dict[int, Key]:

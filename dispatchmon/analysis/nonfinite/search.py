@@ -197,6 +197,8 @@ class Search:
         rest = as_cells(value.nonfinite, row.stride) & ~as_cells(named, row.stride)
         if rest.any() and (value.known or not value.labels):
             self.unnamed(row, value, elements(rest, row.shape or (), row.stride) & value.nonfinite)
+        if row.name is not None and row.name.endswith(".grad"):
+            self.is_gradient(row, (root for root in value.labels if self.findings[root].collective is not None))
         return value
 
     def unnamed(self, row: Row, value: Seen, rest: Mask) -> None:

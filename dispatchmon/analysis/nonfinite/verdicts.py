@@ -45,7 +45,7 @@ def settle(search: Search) -> None:
                 if search.raised.get(storage, -1) > event:
                     found.spread.setdefault("raised", (search.raised[storage], None))
         serious = set(found.spread)
-        if found.is_mask or found.kind == EXTERNAL:
+        if found.is_mask or found.kind == EXTERNAL and found.collective is None:
             if found.what == "inf":
                 serious -= {"end", "raised", "parameter", "buffer"}
             elif not found.arithmetic:
@@ -99,6 +99,8 @@ def is_scaled(search: Search, found: Finding) -> bool:
         )
     if not any(event > found.event and skipped for event, skipped in search.scaler):
         return False
+    if found.collective is not None:  # the rank that sent it knows more
+        return True
     if found.row.phase not in ("backward", "recompute") or found.what == "nan" or found.kind != ORIGIN:
         return False
     event = search.events.get(found.event)

@@ -9,7 +9,7 @@ from dataclasses import fields
 from functools import cache
 from typing import Literal, cast
 
-from dispatchmon.analysis.nonfinite.behaviour import behaviour, reads
+from dispatchmon.analysis.nonfinite.behaviour import behaviour, element, reads
 from dispatchmon.analysis.nonfinite.findings import DELIBERATE, EXTERNAL, ORIGIN, TURNED, Finding
 from dispatchmon.analysis.nonfinite.places import (
     Deliberate,
@@ -60,7 +60,7 @@ class Teller:
         event = self.event(row.event) or Event([row])
         forward = self.event(row.forward_event) if row.forward_event is not None and row.phase == "backward" else None
         return Origin(
-            *self.parts(row),
+            *self.parts(found.collective or row),
             kind=_KINDS[found.kind],
             what=cast(Literal["nan", "inf"], found.what),
             inputs_finite=found.inputs_finite and found.kind != EXTERNAL,
@@ -98,7 +98,7 @@ class Teller:
                 f"{when(row.source, row.step, row.phase)}"
             )
         b = behaviour(row.op)
-        used = [each for each in event.inputs if each.is_float and reads(b, each)]
+        used = [each for each in event.inputs if each.is_float and reads(b, each) and belongs(each, row)]
         text = made(
             op=row.op, module=row.module, counts=row.counts, numel=row.numel, dtype=row.dtype, source=row.source,
             step=row.step, phase=row.phase, arguments=event.arguments, inputs=[
@@ -258,6 +258,12 @@ class Teller:
             row = by.first
             text += f"; {operator_at(row.op, row.module)} cleared it {when(row.source, row.step, row.phase)}"
         return Note("cleared", text, self.place(found.row))
+
+
+def belongs(row: Row, out: Row) -> bool:
+    """Whether an input goes into this result: of an operator on lists, what has its place."""
+    on_lists = "_foreach_" in out.op or "_fused_" in out.op
+    return not on_lists or not element(out.arg) or element(row.arg) in ("", element(out.arg))
 
 
 def total(alike: list[Finding]) -> dict[str, int]:

@@ -91,6 +91,7 @@ class Sighting:
     magnitude: float | None
     nan: int | None
     inf: int | None
+    deliberate: bool = False  # a NaN or Inf that the operator was told to fill in, as masks do
 
 
 @dataclass(frozen=True)
@@ -230,6 +231,11 @@ def _numbers(answer: Summary) -> str:
         if largest
         else "no magnitude was measured."
     )
+    if first and first.deliberate:
+        return (
+            f"NaN or Inf was first seen in {_sighting(first)}. It was filled in on purpose there, as masks do: "
+            f"`dispatchmon nonfinite` says whether any NaN or Inf did harm. Of the finite elements {largest_is}"
+        )
     if first:
         return (
             f"NaN or Inf was first seen in {_sighting(first)}. That is where it was seen, not necessarily where it was "

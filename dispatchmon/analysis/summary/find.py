@@ -6,8 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
+from math import prod
 from typing import Any, Literal, get_args
 
+from dispatchmon.analysis.nonfinite.rows import events_by_number
 from dispatchmon.analysis.summary.answer import Group, Sighting, StandsOut, Summary, Totals, Writes
 from dispatchmon.reading.query import Filters, query
 from dispatchmon.reading.trace_files import TraceFiles
@@ -116,6 +118,7 @@ def summarize(
     first = largest = None
     if total["nan"] or total["inf"]:
         first = _first(trace, kind, filters, f"{_MADE} AND (nan > 0 OR inf > 0)", None)
+        first = first and replace(first, deliberate=_is_deliberate(trace, first))
     if total["largest"] is not None:
         largest = _first(trace, kind, filters, f"{_REAL} AND {_MADE} AND {_MAGNITUDE} = $magnitude", total["largest"])
     return Summary(
@@ -146,7 +149,7 @@ def _first(trace: TraceFiles, kind: str, filters: Filters, condition: str, magni
 
     Events are numbered in each process by itself; between ranks, the earlier step comes first.
     """
-    columns = [f.name for f in fields(Sighting) if f.name != "magnitude"]
+    columns = [f.name for f in fields(Sighting) if f.name not in ("magnitude", "deliberate")]
     sql = (
         f"SELECT {', '.join(columns)}, {_MAGNITUDE} AS magnitude "
         f"FROM trace WHERE kind = $kind AND ({condition}) LIMIT 1"
@@ -163,6 +166,16 @@ def _first(trace: TraceFiles, kind: str, filters: Filters, condition: str, magni
     if row is None:
         return None
     return Sighting(**{**row, "shape": None if row["shape"] is None else tuple(row["shape"])})
+
+
+def _is_deliberate(trace: TraceFiles, seen: Sighting) -> bool:
+    """Whether an operator filled in a number of its own there, or somebody wrote down nothing but Inf."""
+    if seen.role != "output":
+        return False
+    if seen.op == "aten.lift_fresh.default":
+        return seen.shape is not None and seen.inf == prod(seen.shape)
+    event = events_by_number(trace, seen.rank, {seen.event}).get(seen.event)
+    return event is not None and bool(event.constants) and event.non_finite_argument is None
 
 
 def _picked(kind: type[Any], row: dict[str, Any]) -> Any:
