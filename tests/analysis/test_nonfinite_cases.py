@@ -22,9 +22,9 @@ def answer_to(case, folder):
     torch.manual_seed(0)
     model, run = case.build()
     raises = case.EXPECT.get("raises")
-    with pytest.raises(Exception, match=raises) if raises else contextlib.nullcontext():
-        with DispatchMonitor(model, folder / "trace.arrow", quiet=True) as monitor:
-            run(model)
+    refused = pytest.raises(Exception, match=raises) if raises else contextlib.nullcontext()
+    with refused, DispatchMonitor(model, folder / "trace.arrow", quiet=True) as monitor:
+        run(model)
     assert monitor.error is None
     return find_nonfinite(open_trace(folder / "trace.arrow"))
 

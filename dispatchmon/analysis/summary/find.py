@@ -170,10 +170,10 @@ def _first(trace: TraceFiles, kind: str, filters: Filters, condition: str, magni
 
 def _is_deliberate(trace: TraceFiles, seen: Sighting) -> bool:
     """Whether an operator filled in a number of its own there, or somebody wrote down nothing but Inf."""
-    if seen.role != "output":
-        return False
     if seen.op == "aten.lift_fresh.default":
         return seen.shape is not None and seen.inf == prod(seen.shape)
+    if seen.role != "output":
+        return False
     event = events_by_number(trace, seen.rank, {seen.event}).get(seen.event)
     return event is not None and bool(event.constants) and event.non_finite_argument is None
 
