@@ -10,7 +10,7 @@ have been of the size of the result.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod, sqrt
+from math import inf, prod, sqrt
 
 from dispatchmon.analysis.nonfinite.behaviour import plain
 from dispatchmon.analysis.nonfinite.findings import ORIGIN, Finding
@@ -22,9 +22,7 @@ MOST_LOOKED_UP = 5  # overflows of different lines
 LOOK_AHEAD = 1000  # events after the zeros
 SHARE = 0.01  # of the result's magnitude, from which on what is missing counts
 LEAST = 0.1  # magnitude that a result has in any case: it may be nothing but zeros
-_CHECKS = frozenset(
-    {"isinf", "isfinite", "isnan", "isposinf", "eq", "ne", "where", "nan_to_num", "masked_fill", "index_put"}
-)
+_CHECKS = frozenset("isinf isfinite isnan isposinf eq ne gt ge lt le where nan_to_num masked_fill index_put".split())
 _COPIES = frozenset({"_to_copy", "clone", "copy"})
 _SUMS = frozenset({"norm", "linalg_vector_norm", "mean", "sum"})
 _PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "dot", "mv"})
@@ -94,18 +92,25 @@ def largest_possible(event: Event, out: Row) -> float | None:
     exponent = event.arguments.get("exponent")
     size = None
     if operation == "square" or operation == "mul" and len(inputs) == 2:
-        size = prod(m for m in magnitudes if m is not None) if operation == "mul" else most**2
+        size = prod(m for m in magnitudes if m is not None) if operation == "mul" else most * most
     elif operation == "pow" and isinstance(exponent, int | float) and 1 < exponent <= 4:
-        size = most**exponent
+        size = power(most, exponent)
     elif operation == "_to_copy":
         size = most
     elif operation in _SUMS:
         size = most * (n if operation == "sum" else 1 if operation == "mean" else sqrt(n))
     elif operation in _PRODUCTS and len(magnitudes) >= 2:
-        size = (
-            (magnitudes[-1] or 0) * (magnitudes[-2] or 0) * (inputs[-1].shape or (1,))[-2 if operation != "dot" else -1]
-        )
+        *_, left, right = inputs
+        size = (left.magnitude or 0) * (right.magnitude or 0) * (left.shape or (1,))[-1]
     return size if size is not None and size > FINITE_MAX.get(out.dtype or "", float("inf")) else None
+
+
+def power(x: float, exponent: float) -> float:
+    """A power; Inf beyond what a float can hold."""
+    try:
+        return float(x**exponent)
+    except OverflowError:
+        return inf
 
 
 def grown(search: Search, found: Finding, spoiled: Row, size: float) -> float:
@@ -137,7 +142,7 @@ def least_inverse(event: Event, spoiled: Row, size: float) -> float | None:
     if event.operation == "reciprocal":
         return 1 / size
     if event.operation == "pow" and isinstance(exponent, int | float) and -2 <= exponent < 0:
-        return float(size**exponent)
+        return power(size, exponent)
     if event.operation == "div" and plain(spoiled.arg) == "other":
         numerator = next((row.magnitude for row in event.inputs if plain(row.arg) == "self"), None)
         return None if numerator is None else numerator / size
@@ -155,7 +160,8 @@ def follow(
     result, zeros = None, 0
     for event in after:
         read = {row.storage for row in event.inputs}
-        if event.operation in _CHECKS and not read.isdisjoint(held | set(missing) | tainted):
+        own_result: set[int | None] = set() if result is None else {row.storage for row in result.outputs}
+        if event.operation in _CHECKS and not read.isdisjoint(held | set(missing) | own_result):
             return None  # the program looks for it, and puts something else there
         out = next((row for row in event.outputs if row.is_float), None)
         if out is None:
