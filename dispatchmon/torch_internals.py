@@ -66,6 +66,7 @@ TORCH = os.path.dirname(torch.__file__) + os.sep
 OURS = os.path.dirname(__file__) + os.sep
 """Folder of this package, likewise."""
 _OPTIM = os.path.join(TORCH, "optim") + os.sep
+_DTENSOR = os.path.join(TORCH, "distributed", "tensor") + os.sep
 _FSDP = os.path.join(TORCH, "distributed", "fsdp")
 _ABOVE_THE_KERNELS = (
     "Python", "PythonTLSSnapshot", "PythonDispatcher", "PreDispatch", "Functionalize", "ADInplaceOrView",
@@ -215,6 +216,17 @@ def checkpoint_that_refused(frame: FrameType) -> Any:
 def checkpoint_inputs(region: Any) -> list[Any]:
     """What a checkpointed region keeps to be run again: its tensors, which are not unpacked, and None for anything else."""
     return [getattr(argument, "data", None) for argument in region.saved_args]
+
+
+def only_for_its_shape(frame: FrameType | None) -> bool:
+    """Whether DTensor's own code runs an operator on fake tensors, to know the shape of a result: nothing is computed."""
+    if _C._get_dispatch_mode(_C._TorchDispatchModeKey.FAKE) is None:
+        return False
+    while frame is not None and frame.f_code.co_filename.startswith((TORCH, OURS)):
+        if frame.f_code.co_filename.startswith(_DTENSOR):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def gathered_by_fsdp(frame: FrameType | None) -> bool:

@@ -17,6 +17,7 @@ from dispatchmon.operators.arguments import Arguments
 from dispatchmon.operators.effects import COMPARES, CONTAINER, SNAPSHOTS, effects_of
 from dispatchmon.operators.plan import (
     COMPOSITE,
+    FACTORY,
     FLAGGED,
     HIGHER_ORDER,
     KEYED,
@@ -156,6 +157,8 @@ class Plans(dict[Any, Plan]):
         aliases = any(a.alias_info is not None for a in (*schema.arguments, *schema.returns))
         if not aliases and hidden is None and namespace not in OWN_NAMESPACES:
             return MAY_LIE
+        if not any("Tensor" in str(argument.type) for argument in schema.arguments):
+            return FACTORY
         return PLAIN
 
     def flagged(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:

@@ -49,6 +49,7 @@ UNDECLARED_WRITES = {
                 ("recv_", "tensors"), ("recv_any_source_", "tensors"),
             )
         ),
+        Undeclared("fsdp::all_gather_copy_in", ("all_gather_output",), None, "copies this rank's part into the whole"),
         Undeclared("inductor::resize_storage_bytes_", ("variable",), None, "resizes the storage of its argument"),
         Undeclared("inductor::accumulate_grad_", (), None, "writes the `.grad` of its argument, not the argument"),
     )
@@ -65,7 +66,7 @@ OWN_NAMESPACES = ("aten", "prim", "prims", "c10d", "_c10d_functional", "_c10d_fu
 
 def readiness(name: str, namespace: str) -> int:
     """Why the results of an operator mean nothing yet when it returns; 0 if they do."""
-    if name in UNWRITTEN:
+    if name in UNWRITTEN or name == "fsdp::all_gather_copy_in":  # the parts of the other ranks are not there yet
         return UNREADY
     if namespace == "c10d":
         return IN_FLIGHT

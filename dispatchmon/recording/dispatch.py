@@ -32,6 +32,7 @@ from dispatchmon.operators.effects import COMPARES
 from dispatchmon.operators.operands import operand, tensors_in
 from dispatchmon.operators.plan import (
     COMPOSITE,
+    FACTORY,
     FLAGGED,
     HIGHER_ORDER,
     KEYED,
@@ -64,6 +65,7 @@ from dispatchmon.torch_internals import (
     keys_of_the_caller,
     never_compile,
     next_sequence_number,
+    only_for_its_shape,
     running_node,
     version_counters_moving,
 )
@@ -356,6 +358,8 @@ class RecordingMode(TorchDispatchMode):
         """Operators and tensors that need more than a look before and after."""
         frame = frame_of(2)
         if plan.special == NO_OPERATOR:
+            return func(*args, **kwargs)
+        if (types or plan.special == FACTORY) and only_for_its_shape(frame):
             return func(*args, **kwargs)
         if plan.special == COMPOSITE and torch.is_inference_mode_enabled():
             with self:

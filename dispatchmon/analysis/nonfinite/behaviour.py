@@ -96,6 +96,10 @@ def element(arg: str | None) -> str:
     return (arg or "").partition("[")[2]
 
 
+# Arguments of collectives and of FSDP's copies that are written whole, whatever they held.
+FILLED = ("output", "outputs", "output_tensor", "output_tensors", "output_lists", "all_gather_output")
+
+
 def of_argument(b: Behaviour | None, arg: str | None) -> Argument:
     """What becomes of an argument."""
     return ANYTHING if b is None else b.arguments.get(plain(arg), ANYTHING)
@@ -104,6 +108,8 @@ def of_argument(b: Behaviour | None, arg: str | None) -> Argument:
 def reads(b: Behaviour | None, row: Row) -> bool:
     """Whether the operator looks at the old value of this argument."""
     op, arg = row.op, plain(row.arg)
+    if row.written and arg in FILLED and not op.startswith("aten."):
+        return False
     if arg == "out" or "empty" in op or op.endswith("_like.default") or ".new_" in op:
         return False
     return b is None or arg not in b.values or arg in b.arguments

@@ -22,6 +22,11 @@ import pyarrow.compute as pc
 from dispatchmon.reading.trace_files import TraceFiles
 
 FINITE_MAX = {"float16": 65504.0, "bfloat16": 3.39e38, "float32": 3.4028235e38, "float64": 1.797e308}
+# Views make no values: what they show was shown when it was made, or is memory that nobody has written yet.
+_VIEWS = (
+    r"^aten\.(view|t|transpose|permute|expand|slice|select|split|split_with_sizes|unbind|as_strided|detach|alias|unsqueeze|"
+    r"squeeze|unfold|diagonal)\."
+)
 _ALLOCATORS = r"^aten\.(new_)?(empty(_like|_strided|_permuted)?|resize_|resize_as_)\."
 _SCALER = r"^aten\._amp_"
 Ints = npt.NDArray[np.int64]
@@ -224,7 +229,7 @@ def survey(trace: TraceFiles, rank: int, on_progress: Callable[[float], None] | 
         magnitude = pc.max_element_wise(pc.abs(column("min")), pc.abs(column("max")))
         # What a write finds is an earlier result, and shown there, or memory that nobody has written (as in summary/find.py).
         found_by_a_write = pc.and_(column("written"), pc.equal(column("role"), "input").fill_null(False))
-        made = pc.and_(real, pc.invert(found_by_a_write))
+        made = pc.and_(real, pc.invert(pc.or_(found_by_a_write, pc.match_substring_regex(column("op"), _VIEWS))))
         magnitude = pc.if_else(made, magnitude, None).fill_null(-1.0).to_numpy(zero_copy_only=False)
         at = int(magnitude.argmax())
         if magnitude[at] >= 0 and (largest is None or magnitude[at] > largest[0]):
