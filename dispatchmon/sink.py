@@ -52,6 +52,7 @@ class Sink:
         self.error: BaseException | None = None
         self.stopped: str | None = None  # why nothing more is recorded, though nothing went wrong
         self.waited = 0  # ns that the training loop waited for a free place in the queue
+        self.done = 0  # batches that were taken off the queue and written, or lost
         self.largest = 0  # bytes of a batch in the file
         self.closed: Mapping[str, Any] = {}  # the closing statement, as it was written
         self.queue: queue.Queue[Batch | None] = queue.Queue(QUEUED)
@@ -133,6 +134,7 @@ class Sink:
                     self.write(batch)
                 else:
                     self.lose(batch)
+                self.done += 1
         except BaseException as error:  # the thread must not end without a word
             self.error = self.error or error
 

@@ -1,224 +1,187 @@
 """
-`on_nonfinite`: what happens when an operator makes a NaN or Inf while the program runs.
+`on_nonfinite`: the moments at which a NaN or Inf may begin to do harm, while the program runs.
 
-Nothing is computed for it. The number of NaN and infinite elements that were measured anyway is compared before and after
-each operator; only if it grew, the rows of the event are looked at.
+At an operator nobody knows what will become of its NaN: a mask takes most of them away again. So nothing is said there. Once
+one was measured anywhere, this notices when a value that holds one becomes something that matters: a loss from which
+backward starts, a gradient that an optimizer is about to use, a parameter, a buffer or a state that is written. What is to be
+said then, if anything, is the business of `recording/alarm.py`. Nothing is computed for it, except the number of NaN and Inf
+in gradients that were not measured anyway.
 """
 
 from __future__ import annotations
 
-import json
-import math
-import time
-import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from torch.utils._pytree import tree_leaves
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
 
-from dispatchmon.errors import NonFiniteError
 from dispatchmon.observing.scaler import Scaler
 from dispatchmon.operators.plan import Plan
-from dispatchmon.operators.plans import Plans
-from dispatchmon.packed.records import EMPTY, EVENT_FIELDS, LIVE, ROW, ROW_FIELDS
-from dispatchmon.packed.totals import COUNT, INF, MAX, MIN, NAN, POSINF, ZERO
-from dispatchmon.schema import PHASES
+from dispatchmon.packed.records import LIVE, ROW, ROW_FIELDS, VERSION_BITS
+from dispatchmon.packed.totals import INF, NAN, POSINF
 from dispatchmon.statistics.table import Statistics
-from dispatchmon.words import nonfinite as sentences
-from dispatchmon.writing.converter import Converter
+from dispatchmon.torch_internals import local_part
+from dispatchmon.values.tags import VALUE
+from dispatchmon.values.values import Values
+from dispatchmon.words.nonfinite import amount
 
-_ALLOCATORS = ("aten::empty", "aten::new_empty", "aten::resize_", "aten::set_")
-PATIENCE = 5.0  # seconds that the sink is given to name the place
-
-
-@dataclass
-class Spoiled:
-    """An event that made a NaN or Inf."""
-
-    pending: Any
-    output: dict[str, Any]
-    inputs: list[dict[str, Any]]
-    events: bytes | None = None  # the packed events of its batch, if that was handed over since
+_STARTS_BACKWARD = "ones_like"
 
 
-class FirstNonFinite:
+@dataclass(frozen=True)
+class Harm:
+    """A moment at which a NaN or Inf may begin to do harm."""
+
+    where: str  # `the loss from which backward starts holds 1 NaN`
+    certain: bool = False  # that it does harm, whoever made it
+    gradients: frozenset[int] = frozenset()  # numbers of the storages of gradients that an optimizer is about to use
+
+
+class Moments:
     """
-    Looks at each event in which NaN or Inf was measured, and speaks up at the first that made some.
-
-    An operator made some if all it read was finite and what it wrote is not, or if it made NaN and read Inf but no NaN.
-    Constants that are filled in on purpose, memory that nobody has written yet and what other ranks sent do not count, nor
-    do gradients that overflow while a GradScaler looks for its scale.
+    Looks, once any NaN or Inf was measured, for the moments at which one may begin to do harm.
 
     Args:
         statistics: where NaN and Inf are counted.
-        plans: what the operators are.
-        raises: raise a `NonFiniteError`, or warn.
-        catch_up: called to have all events so far converted; returns the converter and the packed events of this batch.
+        values: what was measured of a tensor.
     """
 
-    def __init__(
-        self,
-        statistics: Statistics,
-        plans: Plans,
-        raises: bool,
-        catch_up: Callable[[], tuple[Converter, bytes]],
-    ) -> None:
-        self.statistics, self.plans, self.raises, self.catch_up = statistics, plans, raises, catch_up
-        self.seen = 0  # of the NaN and Inf that were measured
-        self.spoke = False
+    def __init__(self, statistics: Statistics, values: Values) -> None:
+        self.statistics, self.values = statistics, values
         self.scaler = Scaler()
+        self.loss: Harm | None = None  # its gradient was begun with ones: backward may follow
+        self.seen = 0  # of the NaN and Inf that were measured, at the last operator
+        self.at_optimizer = 0  # the same when the optimizer began
 
-    def look(self, rows: bytearray, plan: Plan, pending: Any, args: Any, kwargs: Any) -> Spoiled | None:
-        """Look at the rows of the event in hand: did it make a NaN or Inf?"""
-        self.seen = self.statistics.nonfinite
-        if self.spoke or not self.can_be_its_making(plan, tree_leaves((args, kwargs))):
+    def operator(self, rows: bytearray, plan: Plan, pending: Any, optimizing: int) -> Harm | None:
+        """An operator is over."""
+        event, node = pending[0], pending[4]
+        seen, self.seen = self.seen, self.statistics.nonfinite
+        loss, self.loss = self.loss, None
+        if node != LIVE:
+            return loss
+        if optimizing:
             return None
-        return self.judge(pending, *self.values(rows, pending[0]))
+        if _STARTS_BACKWARD in plan.name:
+            self.loss = self.loss_of(rows, event) or loss
+            return None
+        return self.state_of(rows, event, plan) if self.seen != seen else None
 
-    def look_back(self, rows: bytearray, events: bytearray) -> Spoiled | None:
-        """The same, for all events of the batch so far, once what was measured on a device has been fetched."""
-        self.seen = self.statistics.nonfinite
-        slots, self.statistics.spoiled = self.statistics.spoiled, []
-        if self.spoke or not slots:
-            return None
-        table = np.frombuffer(bytes(rows), np.int64).reshape(-1, ROW_FIELDS)
-        packed = bytes(events)
-        known = {int(e[0]): e for e in np.frombuffer(packed, np.int64).reshape(-1, EVENT_FIELDS)}
-        plans = {plan.operator: plan for plan in (*self.plans.values(), *self.plans.quiet.values())}
-        for number in dict.fromkeys(table[np.isin(table[:, 5], slots), 0].tolist()):
-            event = known.get(number)
-            plan = None if event is None else plans.get(int(event[1]))
-            if event is None or plan is None or not self.can_be_its_making(plan, plan.arguments.values(int(event[2]))):
-                continue
-            end = (int(np.flatnonzero(table[:, 0] == number)[-1]) + 1) * ROW.size
-            pending = (number, *(int(field) for field in event[2:7]))
-            if (found := self.judge(pending, *self.values(rows[:end], number))) is not None:
-                found.events = packed
-                return found
+    def loss_of(self, rows: bytearray, event: int) -> Harm | None:
+        """The loss whose gradient is begun, if it is not finite."""
+        for _, geometry, _, _, slot in reversed(self.rows_of(rows, event)):
+            counts = self.counts(slot)
+            if any(counts.values()) and geometry is not None:
+                if not counts["n"] and self.scaler.at_work():
+                    return None  # the scale may be too large for it: then the step is skipped
+                return Harm(f"the loss from which backward starts holds {amount(counts)}", certain=counts["n"] > 0)
         return None
 
-    def judge(self, pending: Any, inputs: list[dict[str, Any]], outputs: list[dict[str, Any]]) -> Spoiled | None:
-        """Whether an event made a NaN or Inf of what went in."""
-        spoiled = [v for v in outputs if v["nonfinite"]]
-        if not spoiled or not all(v["measured"] for v in inputs):
-            return None
-        nan = next((v for v in spoiled if v["counts"]["n"]), None)
-        if any(v["nonfinite"] for v in inputs) and (nan is None or any(v["counts"]["n"] for v in inputs)):
-            return None
-        if nan is None and pending[4] != LIVE and self.scaler.at_work():
-            return None
-        self.spoke = True
-        return Spoiled(pending, nan or spoiled[0], inputs)
+    def state_of(self, rows: bytearray, event: int, plan: Plan) -> Harm | None:
+        """A parameter or a buffer that was written and is not finite."""
+        written = {argument for _, _, argument in plan.writes if isinstance(argument, int)}
+        for argument, _, _, label, slot in self.rows_of(rows, event):
+            names = self.values.labels.items[label][1]
+            if argument in written and slot >= 0 and any(not name.endswith(".grad") for _, _, name in names):
+                counts = self.counts(slot)
+                if any(counts.values()):
+                    return Harm(f"`{names[-1][2]}` was written and holds {amount(counts)}")
+        return None
 
-    def can_be_its_making(self, plan: Plan, given: Iterable[Any]) -> bool:
-        """Whether what comes out of this call can have been made by the operator, and was not among the numbers given."""
-        operator = next((f for f, p in self.plans.items() if p.operator == plan.operator), None)
-        schema = getattr(operator, "_schema", None)
-        name = "" if schema is None else str(schema.name)
-        if name.startswith(_ALLOCATORS) or "c10d" in name:
-            return False
-        return all(math.isfinite(x) for x in given if isinstance(x, float))
+    def spoiled(self, rows: bytearray) -> Harm | None:
+        """What was measured on another device and has just been fetched: something that has a name."""
+        self.seen = self.statistics.nonfinite
+        slots, self.statistics.spoiled = self.statistics.spoiled, []
+        if not slots:
+            return None
+        table = np.frombuffer(bytes(rows), np.int64).reshape(-1, ROW_FIELDS)
+        for label in np.unique(table[np.isin(table[:, 5], slots), 4]).tolist():
+            if names := self.values.labels.items[label][1]:
+                return Harm(f"`{names[-1][2]}` is not finite")
+        return None
 
-    def values(self, rows: bytearray, event: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """What was measured of the inputs and outputs of an event."""
-        inputs: list[dict[str, Any]] = []
-        outputs: list[dict[str, Any]] = []
+    # ------------------------------------------------------------------------------------------------- an optimizer
+    def before_optimizer(self, optimizer: Optimizer, has_closure: bool) -> Harm | None:
+        """An optimizer is about to use gradients that are not finite."""
+        self.at_optimizer = self.statistics.nonfinite
+        if not self.at_optimizer or has_closure or not uses_its_gradients(optimizer):
+            return None
+        bad = [(p, counts) for p in parameters_of(optimizer) if (counts := self.gradient_counts(p)) is not None]
+        if not bad:
+            return None
+        storages = frozenset(self.storage(p.grad) for p, _ in bad if p.grad is not None)
+        name = self.values.name_of(local_part(bad[0][0])) or "a parameter"
+        return Harm(f"the gradient of `{name}`, which the optimizer is about to use, holds {amount(bad[0][1])}", True, storages)
+
+    def after_optimizer(self, optimizer: Optimizer) -> Harm | None:
+        """An optimizer has stepped, and met NaN or Inf."""
+        if self.statistics.nonfinite == self.at_optimizer:
+            return None
+        for parameter in parameters_of(optimizer):
+            counts = self.counts_of(parameter)
+            if counts is not None and counts["n"]:
+                name = self.values.name_of(local_part(parameter)) or "a parameter"
+                return Harm(f"`{name}` holds {amount(counts)} after the optimizer's step", certain=True)
+        return Harm("the optimizer's step met values that are not finite")
+
+    def gradient_counts(self, parameter: Tensor) -> dict[str, int] | None:
+        """How many NaN and Inf the gradient holds; None if none, or if that is not known."""
+        counts = None if parameter.grad is None else self.counts_of(parameter.grad)
+        return counts if counts is not None and any(counts.values()) else None
+
+    # ------------------------------------------------------------------------------------------------- what was measured
+    def counts_of(self, tensor: Tensor) -> dict[str, int] | None:
+        """How many NaN, +Inf and -Inf a tensor holds; None if that cannot be known."""
+        local = local_part(tensor)
+        tag = self.values.tag_of(local)
+        if tag is None:
+            return None
+        try:
+            _, memory, layout, _ = self.values.entry_of(local)
+            slot = self.values.slot_of(tag, memory, layout, local)
+        except Exception:  # sparse, nested: nobody knows
+            return None
+        return self.counts(slot)
+
+    def counts(self, slot: int) -> dict[str, int]:
+        """How many NaN, +Inf and -Inf were counted into a slot."""
+        if slot < self.statistics.floor:
+            return {"n": 0, "p": 0, "m": 0}
+        row = self.statistics.at(slot)
+        nan, inf, posinf = int(row[NAN]), int(row[INF]), int(row[POSINF])
+        return {"n": nan, "p": posinf, "m": inf - posinf}
+
+    def storage(self, tensor: Tensor) -> int:
+        """Number of a tensor's storage in the trace."""
+        tag = self.values.tag_of(local_part(tensor))
+        return -1 if tag is None else int(tag[VALUE]) >> VERSION_BITS
+
+    @staticmethod
+    def rows_of(rows: bytearray, event: int) -> list[tuple[int, int, int, int, int]]:
+        """Argument, geometry, value, label and slot of each row of the last event."""
+        found: list[tuple[int, int, int, int, int]] = []
         at = len(rows) - ROW.size
         while at >= 0:
-            number, argument, geometry, _, _, slot = ROW.unpack_from(rows, at)
+            number, *row = ROW.unpack_from(rows, at)
             if number != event:
                 break
+            found.insert(0, tuple(row))  # type: ignore[arg-type]
             at -= ROW.size
-            role, name = self.plans.roles.get(argument), self.plans.names.get(argument)
-            if role == "output":
-                outputs.insert(0, self.numbers(slot, geometry))
-            elif name != "out":  # where a result is to be put: nobody reads it
-                inputs.insert(0, self.numbers(slot, geometry) | {"arg": name})
-        return inputs, outputs
-
-    def numbers(self, slot: int, geometry: int) -> dict[str, Any]:
-        """What was measured of one value."""
-        found: dict[str, Any] = {"geometry": geometry, "measured": slot >= 0 or slot == EMPTY, "min": None, "max": None}
-        found |= {"counts": {"n": 0, "p": 0, "m": 0}, "nonfinite": 0, "zero": None}
-        if slot >= 0:
-            row = self.statistics.at(slot)
-            nan, inf, posinf = int(row[NAN]), int(row[INF]), int(row[POSINF])
-            found |= {"counts": {"n": nan, "p": posinf, "m": inf - posinf}, "nonfinite": nan + inf}
-            found["zero"] = int(row[ZERO])
-            if row[COUNT] > 0:
-                found |= {"min": float(row[MIN]), "max": float(row[MAX])}
         return found
 
-    # ------------------------------------------------------------------------------------------------- the sentence
-    def speak(self, spoiled: Spoiled) -> None:
-        """
-        Say where it happened.
 
-        Raises:
-            NonFiniteError: if that was asked for.
-        """
-        text = self.sentence(spoiled)
-        if self.raises:
-            raise NonFiniteError(text)
-        warnings.warn(f"dispatchmon: {text}", RuntimeWarning, stacklevel=2)
-
-    def sentence(self, spoiled: Spoiled) -> str:
-        """`aten.log.default` in `head` made 3 -Inf …; with the forward operator, of a backward one."""
-        event, _, context, _, node, source = spoiled.pending
-        converter, packed = self.catch_up()
-        packed = spoiled.events or packed
-        events = np.frombuffer(packed, np.int64).reshape(-1, EVENT_FIELDS)
-        columns, contexts = converter.columns, converter.contexts
-
-        def at(table: str, column: str, number: int) -> Any:
-            return columns[table][column].take(np.array([number]))[0].as_py()
-
-        places, phases, forward_events, known, sources = contexts.of(
-            np.array([context]), np.array([node]), np.array([source])
-        )
-        module = int(contexts.packed[places[0]][0])
-        step = int(contexts.packed[context - contexts.base][2])
-        float_inputs = [
-            v
-            for v in spoiled.inputs
-            if "float" in (dtype := str(at("geometries", "dtype", v["geometry"]))) or "complex" in dtype
-        ]
-        geometry = spoiled.output["geometry"]
-        text = sentences.made(
-            op=at("operators", "name", int(events[events[:, 0] == event][0, 1])),
-            module=at("modules", "name", module),
-            counts=spoiled.output["counts"],
-            numel=at("geometries", "numel", geometry),
-            dtype=at("geometries", "dtype", geometry),
-            inputs=[
-                sentences.Went(
-                    v["arg"],
-                    v["counts"],
-                    v["measured"],
-                    v["min"],
-                    v["max"],
-                    v["zero"],
-                    at("geometries", "numel", v["geometry"]),
-                )
-                for v in float_inputs
-            ],
-            arguments=json.loads(at("literals", "json", spoiled.pending[1])),
-            source=at("sources", "line", int(sources[0])),
-            step=step,
-            phase=PHASES[int(phases[0])],
-        )
-        if known[0]:
-            forward = events[events[:, 0] == forward_events[0]]
-            line = at("sources", "line", int(sources[0]))
-            name = f"`{at('operators', 'name', int(forward[0, 1]))}`" if len(forward) else "an operator"
-            text += f"; it is the gradient of {name}" + (f" {sentences.at(line)}" if line else "")
-        return text
+def parameters_of(optimizer: Optimizer) -> Iterable[Tensor]:
+    """The parameters of an optimizer."""
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
-def wait_for(done: Callable[[], bool]) -> None:
-    """Wait until the sink has caught up; not for ever."""
-    end = time.monotonic() + PATIENCE
-    while not done() and time.monotonic() < end:
-        time.sleep(0.001)
+def uses_its_gradients(optimizer: Optimizer) -> bool:
+    """Whether it takes them as they are: no hook of its own, no step that somebody wrote, no kernel that skips."""
+    return (
+        type(optimizer).__module__.startswith("torch.optim")
+        and not optimizer._optimizer_step_pre_hooks
+        and getattr(optimizer, "found_inf", None) is None
+    )

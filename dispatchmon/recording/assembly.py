@@ -27,17 +27,18 @@ from dispatchmon.module_tracker import ModuleTracker
 from dispatchmon.observing.alerts import Alerts
 from dispatchmon.observing.event_writer import EventWriter
 from dispatchmon.observing.module_values import ModuleValues
-from dispatchmon.observing.on_nonfinite import FirstNonFinite, Spoiled, wait_for
+from dispatchmon.observing.on_nonfinite import Harm, Moments
 from dispatchmon.observing.parameter_values import ParameterValues
 from dispatchmon.operators.plans import Plans
 from dispatchmon.packed.events import EventBuffer
 from dispatchmon.packed.tables import Tables
 from dispatchmon.recording import handover
+from dispatchmon.recording.alarm import Alarm
 from dispatchmon.recording.dispatch import RecordingMode
 from dispatchmon.recording.handover import Handover
 from dispatchmon.recording.metadata import metadata
 from dispatchmon.recording.switch import Switch
-from dispatchmon.recording.verdict import said_of_nonfinite
+from dispatchmon.recording.verdict import judged, said_of_nonfinite
 from dispatchmon.schema import PHASES
 from dispatchmon.settings import Settings
 from dispatchmon.sink import Sink
@@ -111,10 +112,6 @@ class Recording:
             self.buffer, self.plans, self.values, self.tracker, self.nodes, self.sources, frozenset(settings.phases),
             self.saved, self.overwrites, self.refusals, self.failed,
         )  # fmt: skip
-        if settings.on_nonfinite != "record" and self.statistics is not None:  # it is asked only by operators
-            self.mode.first_nonfinite = FirstNonFinite(
-                self.statistics, self.plans, settings.on_nonfinite == "raise", self.catch_up
-            )
         self.handover = Handover(
             self.buffer, self.values, self.statistics, self.tables, self.hazards, self.plans, self.sources
         )
@@ -129,6 +126,14 @@ class Recording:
         self.switch = Switch(
             settings, self.mode, self.buffer, self.values, self.tracker, self.makers, lambda: self.sink.over
         )
+        self.left_by: BaseException | None = None  # the exception that ended the block
+        self.alarm: Alarm | None = None
+        self.moments: Moments | None = None
+        if settings.on_nonfinite != "record" and self.statistics is not None:
+            self.alarm = Alarm(settings.on_nonfinite == "raise", path, self.sink, self.all_handed_over)
+            if self.dispatches:  # only operators can be followed
+                self.moments = self.mode.moments = Moments(self.statistics, self.values)
+                self.mode.look_into = self.alarm.look_into
         if settings.training is not None:
             self.tracker.watches_training = True
             self.tracker.training_is = self.switch.training
@@ -185,6 +190,7 @@ class Recording:
 
     def explain(self, error: BaseException | None) -> None:
         """The block ends: what autograd raised, and what a model did to its arguments."""
+        self.left_by = error
         if os.getpid() != self.pid or not self.audited:
             return
         with DisableTorchFunction():
@@ -207,23 +213,32 @@ class Recording:
             self.modules.new_step()
         if self.parameters is not None:
             self.parameters.close()
-        spoiled = self.settled()
+        self.settled()
         self.hand_over()
         self.values.untag()
         step = self.tracker.steps.number
         self.sink.close({"reason": reason, "step": step, "skipped": self.skipped(), "monitor_ns": self.buffer.own_ns})
         self.complain()
-        if not quiet and self.sink.error is None:
-            record, sink = self.settings.record, self.sink
-            n_bytes = self.path.stat().st_size if self.path.exists() else 0
-            first = sink.converter.tally.first_nonfinite
-            said, alarm = said_of_nonfinite(self.path, n_bytes, first, self.dispatches)
+        if self.sink.error is None:
+            self.conclude(reason, quiet)
+
+    def conclude(self, reason: str | None, quiet: bool) -> None:
+        """The closing line, and what `on_nonfinite` says of the whole trace."""
+        sink, record, alarm = self.sink, self.settings.record, self.alarm
+        n_bytes = self.path.stat().st_size if self.path.exists() else 0
+        first = sink.converter.tally.first_nonfinite
+        asked = self.dispatches and first is not None and not (quiet and alarm is None)
+        answer = judged(self.path, n_bytes) if asked else None
+        if not quiet:
+            said, alarming = said_of_nonfinite(first, self.dispatches, answer)
             line = closing_line(
-                self.path, n_bytes, sink.closed, said, alarm, sink.stopped, self.dispatches, record == ("ops",)
+                self.path, n_bytes, sink.closed, said, alarming, sink.stopped, self.dispatches, record == ("ops",)
             )
             print(line, file=sys.stderr)
-        if spoiled is not None and reason is None:
-            self.speak(spoiled)
+        if alarm is not None and reason is None:
+            alarm.at_end(answer)
+        elif alarm is not None and asked and isinstance(self.left_by, Exception):
+            alarm.at_exception()
 
     def abandon(self) -> None:
         """A forked child (a DataLoader's worker) records nothing and never touches its parent's file."""
@@ -271,9 +286,9 @@ class Recording:
     # ------------------------------------------------------------------------------------------------- batches
     def flush(self) -> None:
         """Hand what was recorded to the sink."""
-        spoiled = self.settled()
+        harm = self.settled()
         self.hand_over()
-        self.speak(spoiled)
+        self.look_into(harm)
 
     def hand_over(self) -> None:
         """The same, whatever was found on a device."""
@@ -281,38 +296,41 @@ class Recording:
             self.sink.put(batch)
         self.complain()
 
-    def settled(self) -> Spoiled | None:
-        """Fetch the statistics that are on a device; the first event, if any, that `on_nonfinite` is about."""
+    def all_handed_over(self) -> int:
+        """Hand everything over; how many batches there were."""
+        self.settled()
+        self.hand_over()
+        return self.handover.number
+
+    def settled(self) -> Harm | None:
+        """Fetch the statistics that are on a device; whether something there is not finite that matters."""
         if self.statistics is None or not (self.statistics.waiting or self.statistics.spoiled):
             return None
         self.statistics.settle()
-        first = self.mode.first_nonfinite
-        return None if first is None else first.look_back(self.values.rows, self.buffer.packed)
+        return None if self.moments is None else self.moments.spoiled(self.values.rows)
 
-    def speak(self, spoiled: Spoiled | None) -> None:
-        """Say what was found on a device."""
-        if spoiled is not None and self.mode.first_nonfinite is not None:
-            self.mode.first_nonfinite.speak(spoiled)
-
-    def catch_up(self) -> tuple[Converter, bytes]:
-        """Have all events so far converted; the converter, and the packed events that were not handed over before."""
-        events = bytes(self.buffer.packed)
-        self.flush()
-        wait_for(lambda: self.sink.converter.number >= self.handover.number or self.sink.over)
-        return self.sink.converter, events
+    def look_into(self, harm: Harm | None) -> None:
+        """Find out whether a moment is one of harm, and say so if that was asked for."""
+        if harm is not None and self.alarm is not None:
+            self.alarm.look_into(harm)
 
     # ------------------------------------------------------------------------------------------------- steps
     def step_begins(self, step: int) -> None:
         """The step before is over."""
-        self.speak(self.settled())
+        self.look_into(self.settled())
         if self.modules is not None:
             self.modules.new_step()
         self.switch.step(step)
 
     def optimizer_runs(self, optimizer: Optimizer, after: bool) -> None:
         """Name gradients before an optimizer steps, and its new states after."""
+        harm = None
         if not self.buffer.idle:
             with DisableTorchFunction():
                 self.names.after_step(optimizer) if after else self.names.before_step(optimizer)
+                if (moments := self.moments) is not None:
+                    closure = self.tracker.steps.has_closure
+                    harm = moments.after_optimizer(optimizer) if after else moments.before_optimizer(optimizer, closure)
         if self.parameters is not None:
             self.parameters.after(optimizer) if after else self.parameters.arm(optimizer)
+        self.look_into(harm)

@@ -27,7 +27,7 @@ from dispatchmon.hazards.overwrites import Overwrites
 from dispatchmon.hazards.refusals import Refusals
 from dispatchmon.hazards.saved_values import SavedValues
 from dispatchmon.module_tracker import ModuleTracker
-from dispatchmon.observing.on_nonfinite import FirstNonFinite
+from dispatchmon.observing.on_nonfinite import Harm, Moments
 from dispatchmon.operators.effects import COMPARES
 from dispatchmon.operators.operands import operand, tensors_in
 from dispatchmon.operators.plan import (
@@ -117,7 +117,8 @@ class RecordingMode(TorchDispatchMode):
         self.hazard: HazardError | None = None  # to be raised when the event is complete
         self.failed = failed  # called with an error of our own, which ends the recording
         self.left_out = 0  # operators of phases that were not asked for
-        self.first_nonfinite: FirstNonFinite | None = None  # None: a NaN or Inf is only recorded
+        self.moments: Moments | None = None  # at which NaN and Inf do harm; None: they are only recorded
+        self.look_into: Callable[[Harm | None], None] = lambda harm: None
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -277,17 +278,17 @@ class RecordingMode(TorchDispatchMode):
                         values.see_all(tensor, argument, event)
         if plan.unready:
             values.measuring, values.reason = asked
-        first, spoiled = self.first_nonfinite, None
-        if first is not None and first.statistics.nonfinite != first.seen and not self.buffer.nested:
-            spoiled = first.look(values.rows, plan, pending, args, kwargs)
+        moments, harm = self.moments, None
+        if moments is not None and moments.statistics.nonfinite and not self.buffer.nested:
+            harm = moments.operator(values.rows, plan, pending, self.steps.optimizing)
         self.ended(plan, pending, start, duration)
         if plan.notable and node == LIVE and (not self.steps.optimizing or plan.effects & COMPARES):
             self.overwrites.made(plan, pending, result, args, frame_of(2))
         if plan.writes and self.hazard is not None:
             hazard, self.hazard = self.hazard, None
             raise hazard
-        if spoiled is not None and first is not None:
-            first.speak(spoiled)
+        if harm is not None:
+            self.look_into(harm)
 
     def writes(self, plan: Plan, pending: Pending, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         """Rows of what was written, and the log of writes."""

@@ -9,37 +9,45 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dispatchmon.words.closing_line import NOTHING, seen_first
+
+if TYPE_CHECKING:
+    from dispatchmon.analysis.nonfinite import NonFinite
 
 MOST_BYTES = 1 << 24  # of a trace that the program waits for, a second or two
 HARMLESS = "no NaN or Inf that did harm"
 UNJUDGED = "NaN or Inf that was not judged here"
 
 
-def said_of_nonfinite(path: Path, n_bytes: int, first: Mapping[str, Any] | None, ops: bool) -> tuple[str, bool]:
-    """
-    In a few words what there is to know of NaN and Inf, and whether to look closer.
-
-    Args:
-        path: a trace that is closed.
-        n_bytes: its size.
-        first: the row in which a NaN or Inf was seen first, if one was.
-        ops: whether operators were recorded: of modules and parameters alone nothing is followed.
-    """
-    if first is None:
-        return NOTHING, False
-    if not ops:
-        return seen_first(first), True
+def judged(path: Path, n_bytes: int) -> NonFinite | None:
+    """What `dispatchmon nonfinite` finds in a trace that is closed; None if that would take long, or fails."""
     if n_bytes > MOST_BYTES:
-        return UNJUDGED, True
+        return None
     try:
         from dispatchmon.analysis.nonfinite import find_nonfinite  # loaded when it is needed, and only then
         from dispatchmon.reading.trace_files import open_files
 
-        answer = find_nonfinite(open_files(path))
+        return find_nonfinite(open_files(path))
     except Exception:  # it must not be the training that ends with this
+        return None
+
+
+def said_of_nonfinite(first: Mapping[str, Any] | None, ops: bool, answer: NonFinite | None) -> tuple[str, bool]:
+    """
+    In a few words what there is to know of NaN and Inf, and whether to look closer.
+
+    Args:
+        first: the row in which a NaN or Inf was seen first, if one was.
+        ops: whether operators were recorded: of modules and parameters alone nothing is followed.
+        answer: what was found, see `judged`.
+    """
+    if first is None:
+        return NOTHING, False
+    if not ops:
+        return seen_first(first), False
+    if answer is None:
         return UNJUDGED, True
     if answer.first is not None:
         origin = answer.first

@@ -25,7 +25,14 @@ from dispatchmon.analysis.nonfinite.growth import REACH_BACK, growth
 from dispatchmon.analysis.nonfinite.masks import mark_masks
 from dispatchmon.analysis.nonfinite.places import Largest, Link, Note, Origin, Place
 from dispatchmon.analysis.nonfinite.results import results_of_the_model
-from dispatchmon.analysis.nonfinite.rows import events, events_between, events_by_number, last_touches, survey
+from dispatchmon.analysis.nonfinite.rows import (
+    Wanted,
+    events,
+    events_between,
+    events_by_number,
+    last_touches,
+    survey,
+)
 from dispatchmon.analysis.nonfinite.search import Search
 from dispatchmon.analysis.nonfinite.underflow import underflow
 from dispatchmon.analysis.nonfinite.vanish import vanishings
@@ -54,9 +61,13 @@ def find_nonfinite(
     Raises:
         NotATraceError: the trace is damaged.
     """
-    filters = filters or Filters()
+    return answer_of(trace, lambda rank: search(trace, rank, on_progress), filters or Filters())
+
+
+def answer_of(trace: TraceFiles, search_of: Callable[[int], Search], filters: Filters) -> NonFinite:
+    """The searches of all ranks as one answer."""
     ranks = [rank for rank in trace.ranks if not filters.ranks or rank in filters.ranks]
-    found = [_of_rank(trace, rank, filters, on_progress) for rank in ranks]
+    found = [_of_rank(trace, rank, search_of(rank), filters) for rank in ranks]
     answers = [answer for answer, _ in found]
     sent = [each for _, crossings in found for each in crossings.sent]
     linked_origins = [
@@ -86,21 +97,30 @@ def _order(place: Place) -> tuple[int, bool, int, int]:
 
 def search(trace: TraceFiles, rank: int, on_progress: Callable[[float], None] | None = None) -> Search:
     """Follow every non-finite value of one rank, and judge where it began."""
+    found = followed(trace, rank, on_progress)
+    settle(found)
+    return found
+
+
+def followed(
+    trace: TraceFiles,
+    rank: int,
+    on_progress: Callable[[float], None] | None = None,
+    prepare: Callable[[Wanted], None] = lambda wanted: None,
+) -> Search:
+    """Follow every non-finite value of one rank."""
     wanted = survey(trace, rank, on_progress)
     described = (p for file in trace.files if file.rank == rank for p in file.metadata.get("parameters") or ())
     found = Search(wanted, frozenset(p["name"] for p in described if isinstance(p, dict) and "name" in p))
     if wanted.storages:
         last_touches(trace, rank, wanted)
+        prepare(wanted)
         found.run(events(trace, rank, found.followed))
         mark_masks(trace, rank, found)
-        settle(found)
     return found
 
 
-def _of_rank(
-    trace: TraceFiles, rank: int, filters: Filters, on_progress: Callable[[float], None] | None
-) -> tuple[NonFinite, Crossings]:
-    found = search(trace, rank, on_progress)
+def _of_rank(trace: TraceFiles, rank: int, found: Search, filters: Filters) -> tuple[NonFinite, Crossings]:
     wanted = [f for f in found.findings if f.kind != UNWRITTEN and _matches(f, filters)]
     looked_up = events_by_number(trace, rank, _needed(found, wanted))
     teller = Teller(found, rank, looked_up.get, lambda: results_of_the_model(trace, rank))
