@@ -38,7 +38,7 @@ from dispatchmon.recording.dispatch import RecordingMode
 from dispatchmon.recording.handover import Handover
 from dispatchmon.recording.metadata import metadata
 from dispatchmon.recording.switch import Switch
-from dispatchmon.recording.verdict import judged, said_of_nonfinite
+from dispatchmon.recording.verdict import first_origins, judged, said_of_nonfinite
 from dispatchmon.schema import PHASES
 from dispatchmon.settings import Settings
 from dispatchmon.sink import Sink
@@ -117,7 +117,9 @@ class Recording:
         )
         about, keep_last = self.about(rank, world_size), settings.keep_last
         self.sink = Sink(
-            TraceWriter(path, about) if keep_last is None else FlightRecorder(path, about, keep_last),
+            TraceWriter(path, about)
+            if keep_last is None
+            else FlightRecorder(path, about, keep_last, first_origins if self.dispatches else None),
             Converter(rank, self.start, settings.stats),
             self.handover.copy,
             handover.BATCH_NS / 1e9,

@@ -61,3 +61,15 @@ def said_of_nonfinite(first: Mapping[str, Any] | None, ops: bool, answer: NonFin
         read = next(each for each in answer.uninitialised if each.matters)
         return f"unwritten memory of {read.op} was read in {read.reader.op}, step {read.reader.step}", True
     return HARMLESS, False
+
+
+def first_origins(path: Path, n_bytes: int) -> dict[str, int] | None:
+    """The first step with an origin of a NaN, and of an Inf, in what a flight recorder holds; None if that is not known."""
+    answer = judged(path, n_bytes)
+    if answer is None:
+        return None
+    return {what: step for what in ("inf", "nan") if (step := _first(answer, what)) is not None}
+
+
+def _first(answer: NonFinite, what: str) -> int | None:
+    return min((origin.step for origin in answer.origins if origin.what == what), default=None)

@@ -44,6 +44,7 @@ class Search:
         self.events: dict[int, Event] = {}  # those with non-finite results
         self.nan_events = 0
         self.last_read: dict[int, int] = {}
+        self.last_choice: dict[int, int] = {}  # the same, of operators that made whole numbers of it: argmax, multinomial
         self.last_write: dict[int, int] = {}
         self.names: dict[int, str] = {}
         self.arriving: dict[int, set[int]] = {}  # results of collectives: the findings that went in
@@ -53,6 +54,7 @@ class Search:
         self.raised: dict[int, int] = {}  # storage -> the event that raised when it read it
         self.scaler: list[tuple[int, bool]] = []  # event of each of GradScaler's checks, whether it found an Inf
         self.scales: list[float] = []
+        self.used_scales: set[float | None] = set()  # those that losses were multiplied with
         self.stopped: Row | None = None  # where following ended, if it did
 
     def run(self, events: Iterable[Event]) -> None:
@@ -101,6 +103,8 @@ class Search:
             for row in used:
                 if row.storage is not None:
                     self.last_read[row.storage] = number
+        if any(out.dtype is not None and "int" in out.dtype for out in outs):
+            self.last_choice |= {row.storage: number for row in event.inputs if row.storage is not None}
         for out in outs:
             if out.storage is not None:
                 self.last_write[out.storage] = number
@@ -329,8 +333,12 @@ class Search:
         if op.startswith("aten._amp_foreach_non_finite_check"):
             found = any((row.max or 0) > 0 for row in event.outputs if row.arg == "found_inf")
             self.scaler.append((event.first.event, found))
+            self.used_scales |= {1 / row.max for row in event.inputs if row.arg == "inv_scale" and row.max}
         elif op.startswith("aten._amp_update_scale_"):
             self.scales += [row.max for row in event.outputs if row.arg == "self" and row.max is not None]
+            self.used_scales |= {row.max for row in event.inputs if row.arg == "self"}
+        elif op.startswith("aten._fused_"):
+            self.used_scales |= {row.max for row in event.inputs if row.arg == "grad_scale"}
 
     def ancestors(self, found: Finding) -> list[Finding]:
         """

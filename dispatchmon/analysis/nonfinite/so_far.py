@@ -24,7 +24,7 @@ def harm_so_far(
     trace: TraceFiles, gradients: frozenset[int] = frozenset(), *, at_exception: bool = False
 ) -> NonFinite | None:
     """
-    Where the NaN and Inf began that have done harm already; None if none has.
+    What `find_nonfinite` answers, if a NaN or Inf has done harm already; None if none has.
 
     Args:
         trace: one rank, as far as it was written.
@@ -38,6 +38,7 @@ def harm_so_far(
             wanted.last.pop(storage, None)  # what is known of it is asked for at the end
 
     found = followed(trace, rank, prepare=keep)
+    everything = [(dict(finding.spread), dict(finding.ends)) for finding in found.findings]
     for finding in found.findings:
         finding.spread.pop("gradient", None)
         if not at_exception:
@@ -49,6 +50,9 @@ def harm_so_far(
     settle(found)
     if not any(f.verdict == ALARM and f.kind != READ_UNWRITTEN for f in found.findings):
         return None
+    for finding, (spread, ends) in zip(found.findings, everything, strict=True):  # now that there is harm
+        finding.spread, finding.ends = spread | finding.spread, ends
+    settle(found)
     return answer_of(trace, lambda _: found, Filters())
 
 

@@ -21,7 +21,7 @@ from dispatchmon.analysis.nonfinite.findings import (
 from dispatchmon.analysis.nonfinite.rows import FINITE_MAX
 from dispatchmon.analysis.nonfinite.search import Search
 
-SKIPPED_IN_A_ROW = 19  # steps that a GradScaler may skip while it looks for its scale (65536 * 2**4 down to 1)
+SKIPPED_IN_A_ROW = 19  # steps that a GradScaler whose scale is not known may skip (65536 * 2**4 down to 1)
 SINKS = frozenset({"loss", "gradient", "parameter", "buffer", "state"})
 
 
@@ -31,7 +31,7 @@ def settle(search: Search) -> None:
     for _, skipped in search.scaler:
         streak = streak + 1 if skipped else 0
         longest = max(longest, streak)
-    scale_is_fine = longest <= SKIPPED_IN_A_ROW and min(search.scales, default=2.0) >= 1
+    scale_is_fine = min(search.scales) >= 1 if search.scales else longest <= SKIPPED_IN_A_ROW
     harmful: set[int] = set()
     for found in sorted(search.findings, key=lambda f: f.event, reverse=True):
         if found.kind == READ_UNWRITTEN:
@@ -40,7 +40,10 @@ def settle(search: Search) -> None:
         if found.kind == UNWRITTEN:
             continue
         for storage, event in found.ends.items():
-            if search.last_read.get(storage, -1) <= event and search.last_write.get(storage, event) == event:
+            read = search.last_read.get(storage, -1)
+            if found.what == "inf":  # what is chosen by -Inf is right
+                read = max(read, search.last_choice.get(storage, -1))
+            if read <= event and search.last_write.get(storage, event) == event:
                 found.spread.setdefault("end", (event, None))
                 if search.raised.get(storage, -1) > event:
                     found.spread.setdefault("raised", (search.raised[storage], None))
@@ -50,6 +53,8 @@ def settle(search: Search) -> None:
                 serious -= {"end", "raised", "parameter", "buffer"}
             elif not found.arithmetic:
                 serious = set()
+        if is_scaled_loss(search, found):
+            serious -= {"loss", "end"}
         if scale_is_fine and is_scaled(search, found) and not serious & {"loss", "parameter", "buffer", "state"}:
             found.verdict = HARMLESS
         elif serious:
@@ -97,7 +102,9 @@ def is_scaled(search: Search, found: Finding) -> bool:
         return any(root.kind == ORIGIN for root in roots) and all(
             root.kind == DELIBERATE or is_scaled(search, root) for root in roots
         )
-    if not any(event > found.event and skipped for event, skipped in search.scaler):
+    if is_scaled_loss(search, found):
+        return True
+    if not was_skipped_after(search, found):
         return False
     if found.collective is not None:  # the rank that sent it knows more
         return True
@@ -106,3 +113,16 @@ def is_scaled(search: Search, found: Finding) -> bool:
     event = search.events.get(found.event)
     near = max((row.magnitude or 0.0 for row in event.rows), default=0.0) if event is not None else 0.0
     return near >= FINITE_MAX.get(found.row.dtype or "", 1.0) / 4096
+
+
+def is_scaled_loss(search: Search, found: Finding) -> bool:
+    """Whether it is a loss that the scale itself, which GradScaler lowered then, was too large for."""
+    if found.kind != ORIGIN or "nan" in found.made or not was_skipped_after(search, found):
+        return False
+    event = search.events.get(found.event)
+    return event is not None and any(row.numel == 1 and row.max in search.used_scales for row in event.inputs)
+
+
+def was_skipped_after(search: Search, found: Finding) -> bool:
+    """Whether GradScaler skipped a step after it."""
+    return any(event > found.event and skipped for event, skipped in search.scaler)
