@@ -5,16 +5,22 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
+from torch.optim.optimizer import Optimizer
+
 from dispatchmon.errors import AlertError, NonFiniteError
+from dispatchmon.observing.on_nonfinite import parameters_of, uses_its_gradients
 from dispatchmon.observing.rules import Rule
 from dispatchmon.observing.scaler import Scaler
 from dispatchmon.packed import totals as r
 from dispatchmon.packed.records import ROW
 from dispatchmon.schema import MODULE_ROLES
+from dispatchmon.torch_internals import DisableTorchFunction, kernels_only, local_part
 from dispatchmon.values.values import Values
 
 WEIGHT_OF_PAST = 0.9  # weight of the past in a running mean
@@ -34,6 +40,8 @@ class Hit:
     usual: float | None = None  # the running mean, of a jump
     nan: int = 0
     inf: int = 0
+    posinf: int = 0
+    first: Hit | None = None  # of what did harm: what was not finite before
 
     def as_json(self) -> str:
         """For the `arguments` column."""
@@ -44,6 +52,8 @@ class Hit:
 
     def message(self) -> str:
         """One sentence."""
+        if self.first is not None:
+            return self.first.message()
         who = f"{self.arg if self.role in MODULE_ROLES else self.role} of {self.subject or 'the model'}"
         if self.role in ("grad_input", "grad_output"):
             who = f"the gradient of {who}"
@@ -60,6 +70,42 @@ def sayable(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
+class Borders:
+    """
+    `on_nonfinite` where no operator is recorded: what is not finite at the borders of modules, and whether it does harm.
+
+    It does in a parameter, its update or its state, in a gradient that an optimizer is about to use, in the result of the
+    outermost module without gradients, and in what the block leaves.
+    """
+
+    def __init__(self) -> None:
+        self.scaler = Scaler()
+        self.suspects: dict[str, Hit] = {}  # `nan`, `inf` -> the first of this step
+        self.left = False  # a result or a gradient of this step is not finite
+        self.outermost: Callable[[], bool] = lambda: False  # whether the module that returns was called from outside
+
+    @property
+    def first(self) -> Hit | None:
+        """What was not finite first: a NaN, for an Inf may be a mask."""
+        return self.suspects.get("nan") or self.suspects.get("inf")
+
+    def new_step(self) -> None:
+        """The step before is over, and did no harm."""
+        self.suspects.clear()
+        self.left = False
+
+    def harm(self, hit: Hit) -> Hit | None:
+        """Note what is not finite; if it does harm, say what was not finite first."""
+        if hit.role in SCALED_ROLES and self.scaler.at_work():
+            return None
+        self.suspects.setdefault("nan" if hit.nan else "inf", hit)
+        result = hit.role == "output" and self.outermost()
+        self.left |= hit.role in SCALED_ROLES or result and hit.nan + hit.posinf > 0
+        certain = hit.role in ("update", "state") or hit.nan > 0 and (
+            hit.role == "value" or result and not torch.is_grad_enabled())  # fmt: skip
+        return replace(hit, first=self.first) if certain else None
+
+
 class Alerts:
     """The rules of one recording, and what they remember."""
 
@@ -71,7 +117,7 @@ class Alerts:
         self.means: dict[tuple[Rule, str | None, int], tuple[float, int]] = {}
         self.warned: set[Rule] = set()
         self.ratio: float | None = None  # of the update that is being seen
-        self.scaler = Scaler()
+        self.borders = Borders()
 
     def learn_argument(self, number: int, role: str, arg: str) -> None:
         """What a number in the rows means."""
@@ -100,13 +146,36 @@ class Alerts:
             role, arg = self.arguments[number]
             for rule in (*self.wants(subject, role), *watched):
                 totals = values.statistics.at(slot)
-                hit = self.met(rule, totals, subject, number)
-                if hit is not None and rule is self.watch and role in SCALED_ROLES and self.scaler.at_work():
+                met = self.met(rule, totals, subject, number)
+                if met is None:
                     continue
-                if hit is not None:
-                    nan, inf = int(totals[r.NAN]), int(totals[r.INF])
-                    hits.append(Hit(rule, row, subject, role, arg, *hit, nan, inf))
+                nan, inf, posinf = int(totals[r.NAN]), int(totals[r.INF]), int(totals[r.POSINF])
+                hit = Hit(rule, row, subject, role, arg, *met, nan, inf, posinf)
+                harm = hit if rule is not self.watch else self.borders.harm(hit)
+                if harm is not None:
+                    hits.append(harm)
         return hits
+
+    def before_optimizer(self, optimizer: Optimizer) -> None:
+        """
+        An optimizer is about to use gradients: are they finite?
+
+        Raises:
+            NonFiniteError: if they are not, and `on_nonfinite` asks for it.
+        """
+        first = self.borders.first
+        if self.watch is not None and first is not None and uses_its_gradients(optimizer) and not all_finite(optimizer):
+            self.announce([first])
+
+    def at_end(self) -> None:
+        """
+        The block ends: what it leaves may not be finite.
+
+        Raises:
+            NonFiniteError: if it is not, and `on_nonfinite` asks for it.
+        """
+        if self.watch is not None and self.watch not in self.warned and self.borders.left and self.borders.first:
+            self.announce([self.borders.first])
 
     def met(self, rule: Rule, totals: Any, subject: str | None, number: int) -> tuple[float, float | None] | None:
         """(value, running mean) if these totals meet the rule."""
@@ -143,6 +212,13 @@ class Alerts:
             if hit.rule not in self.warned:
                 self.warned.add(hit.rule)
                 warnings.warn(f"dispatchmon: {hit.message()}", RuntimeWarning, stacklevel=6)
+
+
+def all_finite(optimizer: Optimizer) -> bool:
+    """Whether all gradients are that an optimizer has; those of other kinds than dense ones are taken to be."""
+    gradients = [local_part(p.grad) for p in parameters_of(optimizer) if p.grad is not None]
+    with DisableTorchFunction(), kernels_only():
+        return all(bool(torch.isfinite(g).all()) for g in gradients if g.layout == torch.strided)
 
 
 def measure(statistic: str, totals: Any) -> float | None:

@@ -148,6 +148,7 @@ class Recording:
         on_nonfinite = "record" if self.dispatches else settings.on_nonfinite  # else the operator is watched for
         if settings.rules or on_nonfinite != "record":
             alerts = Alerts(settings.rules, on_nonfinite)
+            alerts.borders.outermost = lambda: len(self.tracker.stack) == 1
         self.writer = EventWriter(self.buffer, self.values, self.tables, alerts, self.dispatches)
         self.modules: ModuleValues | None = None
         self.parameters: ParameterValues | None = None
@@ -239,6 +240,8 @@ class Recording:
             print(line, file=sys.stderr)
         if alarm is not None and reason is None:
             alarm.at_end(answer)
+            if self.writer.alerts is not None:
+                self.writer.alerts.at_end()
         elif alarm is not None and asked and isinstance(self.left_by, Exception):
             alarm.at_exception()
 
@@ -320,6 +323,8 @@ class Recording:
     def step_begins(self, step: int) -> None:
         """The step before is over."""
         self.look_into(self.settled())
+        if self.writer.alerts is not None:
+            self.writer.alerts.borders.new_step()
         if self.modules is not None:
             self.modules.new_step()
         self.switch.step(step)
@@ -333,6 +338,8 @@ class Recording:
                 if (moments := self.moments) is not None:
                     closure = self.tracker.steps.has_closure
                     harm = moments.after_optimizer(optimizer) if after else moments.before_optimizer(optimizer, closure)
+        if (alerts := self.writer.alerts) is not None and not (after or self.tracker.steps.has_closure):
+            alerts.before_optimizer(optimizer)
         if self.parameters is not None:
             self.parameters.after(optimizer) if after else self.parameters.arm(optimizer)
         self.look_into(harm)

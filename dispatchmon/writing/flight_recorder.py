@@ -122,13 +122,14 @@ class FlightRecorder:
         """Judge the steps before this one: what comes after has shown what became of them."""
         start = time.monotonic()
         if start < self.rests_until:
-            most = self.before(self.steps[-1]) - MOST_HELD * self.keep_last
+            known = sorted({each for part in self.parts for each in part.steps})
+            most = known[-MOST_HELD * self.keep_last :][0]
             self.suspects = {what: [step for step in steps if step >= most] for what, steps in self.suspects.items()}
             return
         self.keep_origins(old)
         self.suspects = {what: [step for step in steps if step >= old] for what, steps in self.suspects.items()}
         now = time.monotonic()
-        self.rests_until = now + SHARE * (now - start) * (not self.kept)
+        self.rests_until = now + SHARE * (now - start)
 
     def keep_origins(self, old: int | None = None) -> None:
         """Keep the steps up to the first NaN and the first Inf that is an origin, if it is before `old`, for good."""
