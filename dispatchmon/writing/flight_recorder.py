@@ -30,6 +30,7 @@ DROPPED = "operators of steps before the last that keep_last keeps"
 
 KINDS = ("nan", "inf")
 SHARE = 20  # judging takes at most this part of the time
+MOST_IN_VAIN = 8  # times that steps in which something that matters was not finite are judged without a rest
 MOST_HELD = 8  # times keep_last steps that wait for a judgement
 
 Judge = Callable[[Path, int], Mapping[str, int] | None]
@@ -64,7 +65,8 @@ class FlightRecorder:
         self.kept: dict[str, tuple[int, int]] = {}  # `nan`, `inf` -> first and last step that are kept for good
         self.number = self.size = 0
         self.opened = False
-        self.rests_until = 0.0
+        self.marked: set[int] = set()  # of the suspects, those in which something that matters was not finite
+        self.rests_until, self.in_vain = 0.0, 0
 
     def open(self) -> None:
         """Create the folder, and a file that holds the place."""
@@ -113,7 +115,9 @@ class FlightRecorder:
                 if found := steps_with(batch, what):
                     self.kept[what] = self.before(found[0]), found[0]
                 continue
-            self.suspects[what] = sorted({*self.suspects[what], *steps_that_made(batch, what)})
+            made, marked = steps_that_made(batch, what)
+            self.suspects[what] = sorted({*self.suspects[what], *made, *marked})
+            self.marked |= marked
         old = self.steps[0]
         if any(step < old for steps in self.suspects.values() for step in steps):
             self.decide(old)
@@ -121,15 +125,21 @@ class FlightRecorder:
     def decide(self, old: int) -> None:
         """Judge the steps before this one: what comes after has shown what became of them."""
         start = time.monotonic()
-        if start < self.rests_until:
+        marked = any(step < old for step in self.marked) and self.in_vain < MOST_IN_VAIN
+        if start < self.rests_until and not marked:
             known = sorted({each for part in self.parts for each in part.steps})
-            most = known[-MOST_HELD * self.keep_last :][0]
-            self.suspects = {what: [step for step in steps if step >= most] for what, steps in self.suspects.items()}
+            self.forget(known[-MOST_HELD * self.keep_last :][0])
             return
         self.keep_origins(old)
-        self.suspects = {what: [step for step in steps if step >= old] for what, steps in self.suspects.items()}
+        self.forget(old)
+        self.in_vain += marked and not self.kept
         now = time.monotonic()
         self.rests_until = now + SHARE * (now - start)
+
+    def forget(self, old: int) -> None:
+        """The steps before this one are suspects no more."""
+        self.suspects = {what: [step for step in steps if step >= old] for what, steps in self.suspects.items()}
+        self.marked = {step for step in self.marked if step >= old}
 
     def keep_origins(self, old: int | None = None) -> None:
         """Keep the steps up to the first NaN and the first Inf that is an origin, if it is before `old`, for good."""
@@ -198,24 +208,24 @@ def steps_with(batch: pa.RecordBatch, what: str) -> list[int]:
     return np.unique(steps).tolist()  # type: ignore[no-any-return]
 
 
-def steps_that_made(batch: pa.RecordBatch, what: str) -> list[int]:
+def steps_that_made(batch: pa.RecordBatch, what: str) -> tuple[set[int], set[int]]:
     """
-    The steps in which an operator may have made a NaN or an Inf that does harm.
+    The steps in which an operator may have made a NaN or an Inf, and those in which a parameter or its gradient got one.
 
-    It did if it wrote one and read none, was not told to fill it in, and does not only hand out memory; or if what it wrote
-    has a name.
+    It made one if it wrote one and read none, was not told to fill it in, and does not only hand out memory.
     """
     column = batch.column
     output = pc.equal(column("role"), "output").fill_null(False)
     bad = pc.greater(column(what), 0).fill_null(False)
-    if not pc.any(pc.and_(bad, output)).as_py():
-        return []
-    events = column("event").to_numpy()
-    read = np.unique(events[pc.and_(bad, pc.invert(output)).to_numpy(zero_copy_only=False)])
+    wrote = pc.and_(bad, output).to_numpy(zero_copy_only=False)
+    if not wrote.any():
+        return set(), set()
+    events, steps = column("event").to_numpy(), column("step").to_numpy()
+    read = events[pc.and_(bad, pc.invert(output)).to_numpy(zero_copy_only=False)]
     told = pc.match_substring_regex(column("arguments").fill_null(""), '"-?inf"').to_numpy(zero_copy_only=False)
-    filled = np.unique(events[told]) if what == "inf" else np.empty(0, np.int64)
+    filled = events[told] if what == "inf" else np.empty(0, np.int64)
     hands_out = pc.match_substring_regex(column("op"), _ALLOCATORS).to_numpy(zero_copy_only=False)
-    made = ~np.isin(events, read) & ~np.isin(events, filled) & ~hands_out
-    made |= column("name").is_valid().to_numpy(zero_copy_only=False)
-    found = pc.and_(bad, output).to_numpy(zero_copy_only=False) & made
-    return np.unique(column("step").to_numpy()[found]).tolist()  # type: ignore[no-any-return]
+    made = wrote & ~np.isin(events, read) & ~np.isin(events, filled) & ~hands_out
+    matters = pc.and_(column("name").is_valid(), pc.invert(pc.equal(column("phase"), "forward")))
+    marked = wrote & matters.to_numpy(zero_copy_only=False)
+    return set(np.unique(steps[made]).tolist()), set(np.unique(steps[marked]).tolist())
