@@ -9,7 +9,7 @@ The exceptions a user can meet.
      ├── NotATraceError              the file is not a dispatchmon trace, or is damaged beyond reading
      ├── TraceVersionError           the trace was written by a newer, incompatible dispatchmon
      ├── HazardError                 a write took a value that somebody needed, and on_hazard="raise"
-     ├── NonFiniteError              an operator made a NaN or Inf, and on_nonfinite="raise"
+     ├── NonFiniteError              a NaN or Inf does harm, and on_nonfinite="raise"
      └── AlertError                  a rule with action="raise" was met
 
 Each message is one line that says what is wrong and what to do about it.

@@ -60,13 +60,13 @@ class DispatchMonitor:
             as well, or `"raise"` a `HazardError`.
         verify_values: digest each value when it is made and when it is used, to find writes that no operator declares
             (numpy, ctypes, a custom operator that lies); reads every value twice.
-        on_nonfinite: what to do at the first operator that makes a NaN or Inf out of finite values, or a NaN out of Inf:
-            `"record"` it, `"warn"` once, or `"raise"` a `NonFiniteError`; both name the operator and its line. Without
-            `"ops"` it is the first NaN or Inf in what is recorded of modules and parameters.
+        on_nonfinite: what to do once a NaN or Inf does harm, in a loss, a gradient that is used, a parameter, a buffer or
+            a state, or at the end of the block: `"record"` it, `"warn"` once, or `"raise"` a `NonFiniteError`; both name
+            the operator that made it, and its line. Without `"ops"` it is the first place in modules and parameters.
         rules: conditions on modules and parameters to be checked while training; see `Rule`.
         update_bytes: memory for copies of parameters during an optimizer's step, from which updates are measured; what does
             not fit is measured in turn, a part each step. 0: no updates.
-        keep_last: keep only so many recorded steps, the last ones, and those up to the first NaN and the first Inf.
+        keep_last: keep only so many recorded steps, the last ones, and those up to the first NaN and Inf that is an origin.
         max_bytes: stop recording before the trace is larger than this, give or take one batch.
         overwrite: replace a trace that exists.
         quiet: no closing line on stderr.

@@ -207,7 +207,10 @@ class Alerts:
             AlertError: of any other.
         """
         for hit in hits:
+            if hit.rule is self.watch and self.watch in self.warned:
+                continue
             if hit.rule.action == "raise":
+                self.warned.add(hit.rule)
                 raise (NonFiniteError if hit.rule.nonfinite else AlertError)(hit.message())
             if hit.rule not in self.warned:
                 self.warned.add(hit.rule)

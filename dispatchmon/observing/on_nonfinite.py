@@ -168,7 +168,7 @@ class Moments:
             number, *row = ROW.unpack_from(rows, at)
             if number != event:
                 break
-            found.insert(0, tuple(row))  # type: ignore[arg-type]
+            found.insert(0, tuple(row))
             at -= ROW.size
         return found
 

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from dispatchmon import DispatchMonitor, open_trace
+from dispatchmon import DispatchMonitor, NonFiniteError, open_trace
 from dispatchmon.analysis.nonfinite import find_nonfinite
 from folders import CASES
 from reported import code_of, load
@@ -125,6 +125,21 @@ def test_overflow_then_zero(path, tmp_path):
     check_reached(found.spread, want)
     assert answer.found
     assert answer.origins == ()
+
+
+@pytest.mark.parametrize("path", of_kind("first-nonfinite"), ids=lambda path: path.stem)
+def test_the_same_is_said_while_it_runs(path, tmp_path):
+    """`on_nonfinite="raise"` raises, and names the same origin."""
+    case = load(path)
+    answer = answer_to(case, tmp_path)
+    torch.manual_seed(0)
+    model, run = case.build()
+    with (
+        pytest.raises(NonFiniteError) as caught,
+        DispatchMonitor(model, tmp_path / "raised.arrow", on_nonfinite="raise", quiet=True),
+    ):
+        run(model)
+    assert str(caught.value) == answer.first.message
 
 
 @pytest.mark.parametrize("path", of_kind("uninitialised-read"), ids=lambda path: path.stem)

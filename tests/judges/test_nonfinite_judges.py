@@ -12,6 +12,7 @@ import torch
 
 import nonfinite_fuzz
 import nonfinite_unwritten
+from dispatchmon import DispatchMonitor, NonFiniteError, open_trace
 from dispatchmon.analysis.nonfinite.findings import ALARM
 from nonfinite_fuzz import report, traced
 from nonfinite_programs import PROGRAMS
@@ -37,6 +38,32 @@ def test_correct_programs_raise_no_alarm(name, make, run):
     model = make()
     _, search = traced(model, lambda: run(model))
     assert [f for f in search.findings if f.verdict == ALARM] == []
+
+
+@pytest.mark.parametrize(("name", "make", "run"), PROGRAMS, ids=[name for name, _, _ in PROGRAMS])
+def test_correct_programs_are_not_stopped(name, make, run, tmp_path):
+    """Nor does `on_nonfinite="raise"` raise in them."""
+    torch.manual_seed(1)
+    model = make()
+    with DispatchMonitor(model, tmp_path / "t.arrow", on_nonfinite="raise", quiet=True) as monitor:
+        run(model)
+    assert monitor.error is None
+
+
+@pytest.mark.slow
+@needs_one_detach
+@pytest.mark.parametrize("seed", FUZZ)
+def test_what_is_said_while_running_is_what_the_command_says(seed, tmp_path):
+    """Of the trace that ends there: the same sentence, and nothing where the command finds nothing."""
+    net, *rest = nonfinite_fuzz.program(seed)
+    said = None
+    try:
+        with DispatchMonitor(net, tmp_path / "t.arrow", on_nonfinite="raise", quiet=True):
+            nonfinite_fuzz.execute(net, *rest)
+    except NonFiniteError as error:
+        said = str(error)
+    answer = open_trace(tmp_path / "t.arrow").nonfinite()
+    assert said == (None if answer.first is None else answer.first.message) or not answer.origins and answer.found
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""`on_nonfinite`: the operator is named while the program runs, and nothing else changes."""
+"""`on_nonfinite`: the operator is named once its NaN or Inf does harm, and nothing else changes."""
 
 import traceback
 import warnings
@@ -38,14 +38,25 @@ def watched(run, path, reaction="raise", model=None):
 
 
 def test_raise_names_the_operator_and_its_line(tmp_path):
-    """The message is one sentence, and the traceback leads to the user's line."""
+    """The message is one sentence; of a value that nobody went on with it comes when the block ends."""
     error = watched(lambda: torch.tensor([1.0, 0.0]).log(), tmp_path / "t.arrow")
     line = test_raise_names_the_operator_and_its_line.__code__.co_firstlineno + 2
     assert str(error) == (
         f"`aten.log.default` made 1 -Inf of 2 elements from finite inputs (min 0, max 1) "
         f"at test_nonfinite_while_running.py:{line}, step 0, forward"
     )
-    assert any(frame.name == "<lambda>" for frame in traceback.extract_tb(error.__traceback__))
+
+
+def test_the_traceback_leads_to_where_the_harm_begins(tmp_path):
+    """A loss that is NaN: the operator is named when backward starts from it."""
+
+    def lose():
+        torch.tensor([-1.0], requires_grad=True).log().sum().backward()
+
+    error = watched(lose, tmp_path / "t.arrow")
+    assert str(error).startswith("`aten.log.default` made 1 NaN from finite inputs (min -1, max -1) at ")
+    frames = traceback.extract_tb(error.__traceback__)
+    assert next(frame.line for frame in frames if frame.name == "lose").endswith(".backward()")
 
 
 def test_raise_in_backward_names_the_forward_line(tmp_path):
@@ -56,8 +67,8 @@ def test_raise_in_backward_names_the_forward_line(tmp_path):
     assert str(error) == (
         f"`aten.div.Tensor` in `root` made 1 +Inf of 2 elements from finite inputs, by dividing by 0 in 1 place "
         f"(numerator min 1, max 1; divisor min 0, max 2) at "
-        f"test_nonfinite_while_running.py:{line}, step 0, backward; it is the gradient of `aten.sqrt.default` at "
-        f"test_nonfinite_while_running.py:{line}"
+        f"test_nonfinite_while_running.py:{line}, step 0, backward; it is the gradient of `aten.sqrt.default` in `root` at "
+        f"test_nonfinite_while_running.py:{line}, whose input was 0 in 1 place"
     )
 
 

@@ -100,8 +100,8 @@ def test_a_search_that_fails_is_no_harm(tmp_path, capfd, monkeypatch):
 
 
 def test_of_modules_alone_it_is_what_was_measured(tmp_path, capfd):
-    """Where no operator is recorded nothing can be followed."""
+    """Where no operator is recorded nothing can be followed, and `nonfinite` would find nothing."""
     model = nn.Linear(1, 1)
     with DispatchMonitor(model, tmp_path / "t.arrow", record=("modules",)):
         model(torch.tensor([[torch.nan]]))
-    assert "first NaN in Linear, step 0. Next: dispatchmon nonfinite " in capfd.readouterr().err
+    assert "first NaN in Linear, step 0. Next: dispatchmon summarize " in capfd.readouterr().err

@@ -37,7 +37,8 @@ def run(
     x, largest = torch.ones(8), 0
     with DispatchMonitor(None, path, quiet=True, **settings) as monitor:
         for step in range(n):
-            y = x.mul(value if step in bad_steps else step)
+            y = x.mul(0).log() if step in bad_steps and value == float("-inf") else x.mul(
+                value if step in bad_steps else step)  # fmt: skip
             if step == fail_at:
                 raise ZeroDivisionError
             y.add(1)
@@ -101,6 +102,49 @@ def test_the_steps_up_to_the_first_bad_value_are_kept_for_good(tmp_path, value, 
     run(path, 400, (50, *range(60, 300)), value, keep_last=4)
     assert steps_of(path) == [47, 48, 49, 50, 396, 397, 398, 399]
     assert open_trace(path).files[0].closing["kept_for_good"] == {what: [47, 50]}
+
+
+def with_dropout_and_masks(path: Path, bad: int, masked: bool) -> DispatchMonitor:
+    """A dropout's unwritten memory, full of NaN, in step 5; in step `bad` a NaN of the program's own; masks all the time."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with DispatchMonitor(model, path, quiet=True, keep_last=3) as monitor:
+            for step in range(60):
+                model.train(step == 5)
+                optimizer.zero_grad()
+                y = model(torch.randn(3, 4))
+                if masked:
+                    y = y + torch.ones(3, 3).tril().log().softmax(-1).sum()
+                if step == bad:
+                    y = y + torch.tensor(-1.0).log()
+                y.pow(2).mean().backward()
+                optimizer.step()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert monitor.error is None, monitor.error
+    return monitor
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("masked", [False, True])
+def test_what_does_no_harm_does_not_take_the_place_of_what_does(tmp_path, masked):
+    """The NaN of step 20 is kept, not the memory that dropout was about to write in step 5, nor a mask of -Inf."""
+    monitor = with_dropout_and_masks(tmp_path / "t.arrow", 20, masked)
+    assert steps_of(monitor.path) == [18, 19, 20, 57, 58, 59]
+    assert monitor.trace.files[0].closing["kept_for_good"] == {"nan": [18, 20]}
+    first = monitor.trace.nonfinite().first
+    assert (first.op, first.step) == ("aten.log.default", 20)
+
+
+@pytest.mark.slow
+def test_where_nothing_does_harm_nothing_is_kept_for_good(tmp_path):
+    """Unwritten memory and masks, and no more."""
+    monitor = with_dropout_and_masks(tmp_path / "t.arrow", -1, masked=True)
+    assert steps_of(monitor.path) == [57, 58, 59]
+    assert monitor.trace.files[0].closing["kept_for_good"] == {}
 
 
 def test_an_early_bad_value_keeps_the_steps_there_were(tmp_path):
