@@ -112,6 +112,8 @@ class Alarm:
             return
         if answer.first is not None:
             self.speak(answer.first.message)
+        elif answer.vanished:
+            self.speak(answer.vanished[0].message)
         elif answer.found:
             self.speak(next(each for each in answer.uninitialised if each.matters).message)
 
