@@ -322,7 +322,8 @@ class Recording:
     # ------------------------------------------------------------------------------------------------- steps
     def step_begins(self, step: int) -> None:
         """The step before is over."""
-        self.look_into(self.settled())
+        if (harm := self.settled()) is not None:
+            self.look_into(harm)
         if self.writer.alerts is not None:
             self.writer.alerts.borders.new_step()
         if self.modules is not None:
@@ -342,4 +343,5 @@ class Recording:
             alerts.before_optimizer(optimizer)
         if self.parameters is not None:
             self.parameters.after(optimizer) if after else self.parameters.arm(optimizer)
-        self.look_into(harm)
+        if harm is not None:
+            self.look_into(harm)
