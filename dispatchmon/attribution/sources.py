@@ -76,8 +76,6 @@ class Sources:
 
     def line_in_backward(self, frame: FrameType) -> int:
         """The same of an operator in backward: where it was started, or with OWN a line of the user's that runs in it."""
-        if frame.f_code is ENGINE_CODE:
-            return self.line(frame)
         inner: FrameType | None = frame
         while inner is not None and inner.f_code is not ENGINE_CODE:
             if not self.libraries[inner.f_code.co_filename]:

@@ -57,6 +57,7 @@ from dispatchmon.packed.records import (
 )
 from dispatchmon.recording.lies import Lies, versions_of
 from dispatchmon.torch_internals import (
+    ENGINE_CODE,
     call_composite,
     distributed,
     gathered_by_fsdp,
@@ -185,11 +186,11 @@ class RecordingMode(TorchDispatchMode):
                 context = self.tracker.context_in_optimizer(frame)
         source, sources = 0, self.sources
         if sources is not None:
-            if task != -1:
+            if task != -1 and frame.f_code is not ENGINE_CODE:
                 source = sources.line_in_backward(frame)
             else:
-                source = steps.line if sources.libraries[frame.f_code.co_filename] else 0
-                source = source or sources.line(frame)
+                known = steps.line if node == LIVE and sources.libraries[frame.f_code.co_filename] else 0
+                source = known or sources.line(frame)
         if number > self.makers.newest:
             if torch.is_grad_enabled():
                 self.makers.node_made(number, event, plan, source)
@@ -305,7 +306,7 @@ class RecordingMode(TorchDispatchMode):
             tensor = args[position] if position < len(args) else kwargs.get(name) if kwargs else None
             if isinstance(tensor, Tensor):
                 tag = values.wrote(tensor, argument, event, write)
-                if tag is not None and (forward or tag[HISTORY] is not None or len(tag[WRITES]) == 1):
+                if tag is not None and (forward or tag[HISTORY] is not None or (tensor.requires_grad and len(tag[WRITES]) == 1)):
                     written.append((tensor, tag))
             elif tensor is not None:
                 values.wrote_all(tensor, argument, event, write, forward, written)
