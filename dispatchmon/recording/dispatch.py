@@ -306,7 +306,9 @@ class RecordingMode(TorchDispatchMode):
             tensor = args[position] if position < len(args) else kwargs.get(name) if kwargs else None
             if isinstance(tensor, Tensor):
                 tag = values.wrote(tensor, argument, event, write)
-                if tag is not None and (forward or tag[HISTORY] is not None or (tensor.requires_grad and len(tag[WRITES]) == 1)):
+                if tag is not None and (
+                    forward or tag[HISTORY] is not None or (tensor.requires_grad and len(tag[WRITES]) == 1)
+                ):
                     written.append((tensor, tag))
             elif tensor is not None:
                 values.wrote_all(tensor, argument, event, write, forward, written)

@@ -258,7 +258,9 @@ class Values:
         for i, tensor in enumerate(tensors):
             if isinstance(tensor, Tensor):
                 tag = self.wrote(tensor, numbers.at(i), event, write)
-                if tag is not None and (forward or tag[HISTORY] is not None or (tensor.requires_grad and len(tag[WRITES]) == 1)):
+                if tag is not None and (
+                    forward or tag[HISTORY] is not None or (tensor.requires_grad and len(tag[WRITES]) == 1)
+                ):
                     written.append((tensor, tag))
             elif isinstance(tensor, (list, tuple)):
                 self.wrote_all(tensor, numbers.inside(i), event, write, forward, written)
