@@ -24,6 +24,8 @@ from dispatchmon.torch_internals import ENGINE_CODE, OURS, next_sequence_number
 from dispatchmon.values.tags import WRITES
 from dispatchmon.words.refusals import AFTERWARDS, refusal
 
+# A program may try a write and catch what a dtype or a shape makes of it; memory of one's own is another matter.
+_TOLD_IF_SURVIVED = ("expanded", "overlap")
 MOST_WORDS = 500  # characters of an error that are kept
 
 
@@ -51,10 +53,12 @@ class Refusals:
         if self.last is None:
             return False
         number, text, (write, entry, tag) = self.last
+        self.last = None
         ended = error is not None and id(error) == number and str(error) == text
+        if not ended and refusal(text) not in _TOLD_IF_SURVIVED:
+            return False
         target = self.told_by(error)[0] if ended and error is not None else UNKNOWN
         self.add(write, entry, tag, text, ended, target=target)
-        self.last = None
         return ended
 
     def explain(self, error: BaseException | None, next_event: Callable[[], int]) -> None:

@@ -367,6 +367,21 @@ def test_a_refusal_that_the_program_survives_explains_nothing():
     assert {(f.kind, f.explains, f.count) for f in outcome.hazards} == {("blocked-write", False, 3)}
 
 
+def test_a_write_that_is_tried_and_caught_is_no_finding():
+    """The program asks whether the dtype fits, and goes on."""
+
+    def run():
+        count = torch.ones(2, dtype=torch.int64)
+        try:
+            count /= 2
+        except RuntimeError:
+            count = count / 2
+        return count
+
+    outcome = audited(run)
+    assert (outcome.error, outcome.hazards) == (None, ())
+
+
 def test_an_error_that_is_caught_and_raised_anew_is_explained():
     """`raise ValueError from error`: the cause is what torch refused."""
 
