@@ -39,7 +39,7 @@ class Aliases:
             history.snapshot, history.taken_at, history.written_since = event, source, None
             if not self.histories.name_of(tag):
                 history.tensor = weakref.ref(tensor)
-            if tensor.is_leaf and tensor.requires_grad and isinstance(copy, Tensor):
+            if tensor.requires_grad and not tensor._is_view() and tensor.is_leaf and isinstance(copy, Tensor):
                 history.copies = (*history.copies[1 - MOST_COPIES :], weakref.ref(copy))
             self.histories.mark(tag, history)
 

@@ -220,7 +220,7 @@ class Overwrites:
         plan = write[PLAN]
         effects = plan.effects
         for tensor, tag in written:
-            if tensor.requires_grad and len(tag[WRITES]) == 1 and tensor.is_leaf:
+            if tensor.requires_grad and len(tag[WRITES]) == 1 and is_leaf(tensor):
                 self.aliases.trained(write, tensor, tag)
             history = tag[HISTORY]
             if history is not None:
@@ -330,6 +330,11 @@ def shares(tensor: Tensor, storage: Any) -> bool:
         return tensor.untyped_storage() is storage
     except (NotImplementedError, RuntimeError):  # sparse, mkldnn
         return False
+
+
+def is_leaf(tensor: Tensor) -> bool:
+    """Whether a tensor is a leaf. A view is not asked: one that is out of date would raise."""
+    return not tensor._is_view() and tensor.is_leaf
 
 
 def number_of(tensor: Tensor) -> int | None:

@@ -137,7 +137,7 @@ def attribute(value: Any, name: str) -> Any:
     """An attribute that stands in an object, without asking the object."""
     if isinstance(value, Tensor):
         if name == "grad":
-            return value.grad if value.is_leaf else NOTHING
+            return value.grad if not value._is_view() and value.is_leaf else NOTHING
         return value if name in _SAME_MEMORY else NOTHING
     if isinstance(value, ModuleType):
         return vars(value).get(name, NOTHING)

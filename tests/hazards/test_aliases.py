@@ -210,3 +210,19 @@ def test_a_plain_function_writes_what_its_caller_still_has(keeps, reader):
 def test_a_plain_function_may_write_what_nobody_reads(run):
     """Nothing is said."""
     assert audited(run).hazards == ()
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adamax, torch.optim.RAdam])
+def test_a_view_that_is_out_of_date_is_not_asked(kind):
+    """Optimizers write complex parameters through real views, which autograd would refuse to look at."""
+    weight = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+    optimizer = kind([weight], lr=0.1, foreach=False)
+
+    def run():
+        for _ in range(2):
+            optimizer.zero_grad()
+            weight.abs().sum().backward()
+            optimizer.step()
+
+    outcome = audited(run)
+    assert (outcome.error, outcome.hazards) == (None, ())
