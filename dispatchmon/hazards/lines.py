@@ -104,7 +104,7 @@ def overload(name: str, number: bool) -> str:
         return f"aten.{name}"
     name = {"__iadd__": "add_", "__isub__": "sub_", "__imul__": "mul_", "__itruediv__": "div_"}.get(name, name)
     packet = getattr(torch.ops.aten, name, None) if name.endswith("_") else None
-    if packet is None:
+    if not isinstance(packet, torch._ops.OpOverloadPacket):  # `__init__` is an attribute of the namespace, no operator
         return f"aten.{name}" if name.endswith("_") else name
     known = packet.overloads()
     scalar = number and name not in _NUMBERS_AS_TENSORS
