@@ -11,12 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
+import xxhash
 
-FORMAT_MAJOR, FORMAT_MINOR = 1, 1
+FORMAT_MAJOR, FORMAT_MINOR = 1, 2
 COLUMNS_MINOR = 0  # the minor version since which every column is there
+CHECKSUM_MINOR = 2  # the minor version since which every batch has a checksum
 FORMAT_VERSION = f"{FORMAT_MAJOR}.{FORMAT_MINOR}"
 METADATA_KEY = b"dispatchmon"  # of the schema: JSON about the run, known when the trace is opened
 CLOSING_KEY = b"dispatchmon.closing"  # of the last, empty batch: JSON about the run, known when the trace is closed
+CHECKSUM_KEY = b"dispatchmon.checksum"  # of each batch: what its bytes add up to
+CHECKSUM = b"xxh3_64:"  # before the 16 hexadecimal digits
+UNCHECKED = b"to_come:"  # in its place for the moment between a batch and its checksum
+DIGITS = 16
+MOST_ROWS, MOST_BYTES = 1 << 20, 1 << 28  # of one batch, once it is decompressed; a reader refuses more
 
 KINDS = ("op", "module", "parameter", "hazard", "alert")
 PHASES = ("forward", "backward", "recompute", "optimizer")
@@ -30,6 +37,29 @@ STATISTICS = ("min", "max", "mean", "std", "norm", "nan", "inf", "posinf", "zero
 def parts_folder(path: Path) -> Path:
     """Where a flight recorder keeps the batches of a trace until it is closed, each as a trace of its own."""
     return path.with_name(f".{path.name}.parts")
+
+
+def checksum(data: bytes | bytearray, words: bytes, number: int) -> bytes | None:
+    """
+    Return the checksum of a batch in the words of the trace: XXH3 of its bytes, with the batch's number as the seed.
+
+    Args:
+        data: the bytes of the file from the end of the batch before it (for the first one, from the begin of the file)
+            to its own end.
+        words: what its custom metadata has under `CHECKSUM_KEY`. Where they stand in `data`, `xxh3_64:0000000000000000`
+            is taken for them.
+        number: of the batch in the file, from 0.
+
+    Returns:
+        As `xxh3_64:0123456789abcdef`; None if `words` are not there.
+    """
+    view = memoryview(data)
+    if len(words) != len(CHECKSUM) + DIGITS or (at := data.find(words)) < 0:
+        return None
+    state = xxhash.xxh3_64(view[:at], seed=number)
+    state.update(CHECKSUM + b"0" * DIGITS)
+    state.update(view[at + len(words) :])
+    return CHECKSUM + state.hexdigest().encode()
 
 
 @dataclass(frozen=True)

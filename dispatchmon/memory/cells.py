@@ -97,18 +97,24 @@ def is_exact(shape: Sequence[int], stride: Sequence[int]) -> bool:
     return prod(sizes_of(shape, stride)) <= MOST_CELLS
 
 
+def cells_of(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """How many cells the map of a tensor has."""
+    sizes = sizes_of(shape, stride)
+    return prod(-(-size // length) for size, length in zip(sizes, stretches(sizes), strict=True))
+
+
 def unpacked(data: bytes, shape: Sequence[int], stride: Sequence[int]) -> tuple[Mask, Mask, Mask]:
     """The maps of NaN, +Inf and -Inf over the elements of a tensor with this shape and stride."""
-    sizes = sizes_of(shape, stride)
-    n = prod(-(-size // length) for size, length in zip(sizes, stretches(sizes), strict=True))
-    found, at = [], 1
+    n = cells_of(shape, stride)
+    found: list[Mask] = []
+    at = 1
     for i in range(3):
         if data[0] >> i & 1:
             bits = np.unpackbits(np.frombuffer(data, np.uint8, -(-n // 8), at), count=n, bitorder="little")
             found.append(elements(bits.astype(bool), shape, stride))
             at += -(-n // 8)
         else:
-            found.append(np.zeros(tuple(shape), bool))
+            found.append(np.broadcast_to(np.False_, tuple(shape)))
     return found[NAN], found[POSINF], found[NEGINF]
 
 

@@ -1,59 +1,125 @@
 """
-The record batches of one Arrow file, with or without its footer: of each only the columns that are asked for.
+The record batches of one trace file, complete or cut: each with only the columns that are asked for, checked.
+
+Every batch passes through `BatchReader.read`, and whatever is wrong with it is met there: bytes that changed since they
+were written, more than a batch may unpack to, offsets that point outside of their column, values that no event has.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dispatchmon.reading.messages import Damaged, read_at, unpacked_size, walk
+from dispatchmon.schema import CHECKSUM_KEY, MOST_BYTES, MOST_ROWS, UNCHECKED, checksum
+
 Range = tuple[int | None, int | None]  # half-open; None is no end
-
-MAGIC = b"ARROW1"
-STREAM_START = 8  # the magic, padded: from here an Arrow file reads as an Arrow stream, which needs no footer
 UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError, MemoryError, OverflowError, EOFError)
+_TAIL = b"\xff\xff\xff\xff\0\0\0\0"  # the end of an Arrow stream
 
 
-def opened(path: Path) -> pa.NativeFile:
-    """Open a file to read it."""
-    # Not memory-mapped: of a file that shrinks meanwhile that would end the interpreter.
-    return pa.OSFile(os.fsencode(path), "rb")
+class BatchReader:
+    """
+    An open file of a trace.
 
+    `schema` is that of the file, with its metadata; `closed` says whether the file was closed, and `len` how many batches it
+    has.
 
-def stream(file: pa.NativeFile, columns: Sequence[str]) -> Iterator[Any]:
-    """Yield the batches of an Arrow file in turn, without its footer, each with its custom metadata."""
-    file.seek(STREAM_START)
-    schema = pa.ipc.open_stream(file).schema
-    file.seek(STREAM_START)
-    reader = pa.ipc.open_stream(file, options=_only(schema, columns))
-    while True:
+    Raises:
+        UNREADABLE: it cannot be read, or is no Arrow file; of a damaged one `Damaged`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        # Not memory-mapped: of a file that shrinks meanwhile that would end the interpreter.
+        self.file: BinaryIO = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by close
         try:
-            yield reader.read_next_batch_with_custom_metadata()
-        except StopIteration:
-            return
+            self.messages, self.closed = walk(self.file)
+            if not self.messages:
+                raise EOFError("it has no schema")
+            header = self.messages.pop(0)
+            self.schema = pa.ipc.read_schema(pa.py_buffer(read_at(self.file, header.start, header.stop - header.start)))
+            self.plain = self.schema.remove_metadata()
+            self.prefix = self.plain.serialize().to_pybytes()
+        except BaseException:
+            self.close()
+            raise
 
+    def __enter__(self) -> BatchReader:
+        return self
 
-def batches(
-    file: pa.NativeFile, columns: Sequence[str], cut: bool, within: Mapping[str, Range]
-) -> Iterator[pa.RecordBatch | None]:
-    """Yield each batch with these columns, or None in the place of one that has no row in the ranges."""
-    if cut:
-        yield from (item.batch for item in stream(file, columns))
-        return
-    schema = pa.ipc.open_file(file).schema
-    reader = pa.ipc.open_file(file, options=_only(schema, columns))
-    ranges = {name: ends for name, ends in within.items() if name in schema.names}
-    looks = pa.ipc.open_file(file, options=_only(schema, list(ranges))) if ranges else None
-    for number in range(reader.num_record_batches):
-        if looks is None or _reaches(looks.get_batch(number), ranges):
-            yield reader.get_batch(number)
-        else:
-            yield None
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def close(self) -> None:
+        """Close the file."""
+        self.file.close()
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns in the file."""
+        return list(self.schema.names)
+
+    def read(
+        self, number: int, columns: Sequence[str], ranges: Mapping[str, Range], *, checked: bool
+    ) -> tuple[pa.RecordBatch | None, dict[bytes, bytes]]:
+        """
+        Read one batch with these columns (at least one, which the file has), and the custom metadata it carries.
+
+        The batch is None if it has no row in the ranges.
+
+        Args:
+            number: of the batch, from 0.
+            columns: names of columns of the file.
+            ranges: by columns of the file.
+            checked: whether the batch must have a checksum.
+
+        Raises:
+            UNREADABLE: it is damaged.
+        """
+        message = self.messages[number]
+        start = self.messages[number - 1].stop if number else 0
+        data = read_at(self.file, start, message.stop - start)
+        if len(data) < message.stop - start:
+            raise Damaged("the file ends before it")
+        own = memoryview(data)[message.start - start :]
+        rows, size = unpacked_size(own, message.body - message.start)
+        if rows < 0 or rows > MOST_ROWS or size > MOST_BYTES:
+            raise Damaged(
+                f"it says that it has {rows:,} rows in {size:,} bytes, and at most {MOST_ROWS:,} in {MOST_BYTES:,} are read"
+            )
+        stream = b"".join((self.prefix, own, _TAIL))
+        batch, words = self._decoded(stream, list(ranges) or columns)
+        self._verify(data, words, number, checked)
+        if ranges:
+            if not _reaches(batch, ranges):
+                return None, words
+            batch, _ = self._decoded(stream, columns)
+        return batch, words
+
+    def _decoded(self, stream: bytes, columns: Sequence[str]) -> tuple[pa.RecordBatch, dict[bytes, bytes]]:
+        indices = [self.plain.get_field_index(name) for name in columns]
+        options = pa.ipc.IpcReadOptions(included_fields=indices)
+        item = pa.ipc.open_stream(pa.py_buffer(stream), options=options).read_next_batch_with_custom_metadata()
+        item.batch.validate(full=True)  # a damaged offset must never reach an engine that trusts it
+        return item.batch, dict(item.custom_metadata or {})
+
+    def _verify(self, data: bytes, words: Mapping[bytes, bytes], number: int, checked: bool) -> None:
+        found = words.get(CHECKSUM_KEY)
+        last_of_cut = not self.closed and number == len(self.messages) - 1
+        if found is None:
+            if checked:
+                raise Damaged("its checksum is missing")
+        elif found.startswith(UNCHECKED) and last_of_cut:
+            pass  # the process was killed between the batch and its checksum
+        elif checksum(data, found, number) != found:
+            raise Damaged("its checksum is another, so it has changed since it was written")
 
 
 def _reaches(batch: pa.RecordBatch, ranges: Mapping[str, Range]) -> bool:
@@ -65,9 +131,3 @@ def _reaches(batch: pa.RecordBatch, ranges: Mapping[str, Range]) -> bool:
         if stop is not None and ends["min"] >= stop:
             return False
     return True
-
-
-def _only(schema: pa.Schema, columns: Sequence[str]) -> pa.ipc.IpcReadOptions:
-    # An empty list would mean every column.
-    indices = [schema.get_field_index(name) for name in columns] or [0]
-    return pa.ipc.IpcReadOptions(included_fields=indices)

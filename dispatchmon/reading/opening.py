@@ -4,7 +4,6 @@ Opening one file: what it is, what it says of itself, and whether this version c
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +12,19 @@ from typing import Any
 import pyarrow as pa
 
 from dispatchmon.errors import NotATraceError, TraceNotFoundError, TraceVersionError
-from dispatchmon.reading.batches import MAGIC, STREAM_START, UNREADABLE, opened, stream
-from dispatchmon.reading.trace_file import TraceFile
-from dispatchmon.schema import CLOSING_KEY, COLUMNS_MINOR, FORMAT_MAJOR, METADATA_KEY, SCHEMA, parts_folder
-
-_METADATA_TYPES = {"rank": int, "world_size": int, "modules": list, "parameters": list, "settings": dict}
+from dispatchmon.reading.batches import UNREADABLE, BatchReader
+from dispatchmon.reading.forms import CLOSING, METADATA, read
+from dispatchmon.reading.messages import MAGIC, Damaged
+from dispatchmon.reading.trace_file import TraceFile, version_of
+from dispatchmon.schema import (
+    CHECKSUM_MINOR,
+    CLOSING_KEY,
+    COLUMNS_MINOR,
+    FORMAT_MAJOR,
+    METADATA_KEY,
+    SCHEMA,
+    parts_folder,
+)
 
 
 def open_file(path: Path) -> TraceFile:
@@ -47,46 +54,46 @@ def _open_one(path: Path) -> TraceFile:
         raise TraceNotFoundError(f"{path} does not exist")
     if not path.is_file():
         raise NotATraceError(f"{path} is not a file, so it is not a trace")
-    with opened(path) as file:
-        if not (start := file.read(STREAM_START)):
+    with path.open("rb") as file:
+        if not (start := file.read(len(MAGIC))):
             raise NotATraceError(f"{path} is empty, so it is not a trace")
-        if not start.startswith(MAGIC):
-            raise NotATraceError(f"{path} is not an Arrow file, so it is not a trace")
-        size = file.size()
-        try:
-            reader = pa.ipc.open_file(file)
-        except UNREADABLE:
-            return _open_cut(path, file, size)
-        metadata = _read_metadata(path, reader.schema)
-        closing = None
-        try:
-            batches = reader.num_record_batches
-            if batches:
-                closing = _read_closing(reader.get_batch_with_custom_metadata(batches - 1))
-        except UNREADABLE as error:
-            raise NotATraceError(f"{path} is damaged: its end cannot be read; record it again") from error
-    rows = closing.get("rows") if closing else None
-    rows = rows if isinstance(rows, int) else None
-    return TraceFile(path, metadata, closing, False, rows, batches, size, _known_columns(reader.schema))
-
-
-def _open_cut(path: Path, file: pa.NativeFile, size: int) -> TraceFile:
-    """Open a file without a footer: read it as a stream, to learn how far it goes."""
+    if start != MAGIC:
+        raise NotATraceError(f"{path} is not an Arrow file, so it is not a trace")
     try:
-        file.seek(STREAM_START)
-        schema = pa.ipc.open_stream(file).schema
+        reader = BatchReader(path)
+    except Damaged as error:
+        raise NotATraceError(f"{path} is damaged: {error}; record it again") from error
     except UNREADABLE as error:
         raise NotATraceError(f"{path} is cut or damaged before its first row, so there is nothing to read") from error
-    metadata = _read_metadata(path, schema)
-    closing, rows, batches = None, 0, 0
-    try:
-        for item in stream(file, [_known_columns(schema)[0]]):
-            closing = _read_closing(item)
-            rows += item.batch.num_rows
-            batches += 1
-    except UNREADABLE:
-        pass  # here is the cut
-    return TraceFile(path, metadata, closing, True, rows, batches, size, _known_columns(schema))
+    with reader:
+        metadata = _read_metadata(path, reader.schema)
+        return _opened(path, reader, metadata)
+
+
+def _opened(path: Path, reader: BatchReader, metadata: dict[str, Any]) -> TraceFile:
+    """What a file says of itself. Of one that was not closed all is looked at, to learn how far it goes."""
+    columns = _known_columns(reader.schema)
+    checked = version_of(metadata)[1] >= CHECKSUM_MINOR
+    closing: dict[str, Any] | None = None
+    size, batches = path.stat().st_size, len(reader)
+    if reader.closed:
+        try:
+            if batches:
+                closing = _closing(reader.read(batches - 1, columns[:1], {}, checked=checked)[1])
+        except UNREADABLE as error:
+            reason = str(error) if isinstance(error, Damaged) else "its end cannot be read"
+            raise NotATraceError(f"{path} is damaged: {reason}; record it again") from error
+        return TraceFile(path, metadata, closing, False, (closing or {}).get("rows"), batches, size, columns)
+    rows = 0
+    for number in range(batches):
+        try:
+            batch, words = reader.read(number, columns[:1], {}, checked=checked)
+            closing = _closing(words)
+        except UNREADABLE:
+            batches = number  # here is the cut
+            break
+        rows += batch.num_rows if batch is not None else 0
+    return TraceFile(path, metadata, closing, True, rows, batches, size, columns)
 
 
 def _known_columns(schema: pa.Schema) -> tuple[str, ...]:
@@ -99,19 +106,16 @@ def _read_metadata(path: Path, schema: pa.Schema) -> dict[str, Any]:
     if text is None:
         raise NotATraceError(f"{path} is an Arrow file, but not one that dispatchmon wrote")
     try:
-        metadata = json.loads(text)
-        version = str(metadata["format"])
-        major, minor = (int(part) for part in version.split("."))
-        for key, kind in _METADATA_TYPES.items():
-            if not isinstance(metadata.get(key), kind | None):
-                raise TypeError(key)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise NotATraceError(f"{path} is damaged: its metadata cannot be read; record it again") from error
+        metadata = read(text, METADATA)
+        major, minor = version_of(metadata)
+    except ValueError as error:
+        reason = f" ({error})" if isinstance(error, Damaged) else ""
+        raise NotATraceError(f"{path} is damaged: its metadata cannot be read{reason}; record it again") from error
     if major != FORMAT_MAJOR:
         do = "upgrade dispatchmon" if major > FORMAT_MAJOR else "read it with the dispatchmon that wrote it"
-        writer = metadata.get("dispatchmon", "of unknown version")
+        writer = metadata.get("dispatchmon") or "of unknown version"
         raise TraceVersionError(
-            f"{path} has trace format {version}, written by dispatchmon {writer}; "
+            f"{path} has trace format {major}.{minor}, written by dispatchmon {writer}; "
             f"this dispatchmon reads format {FORMAT_MAJOR}.x: {do}"
         )
     for field in SCHEMA:
@@ -124,15 +128,13 @@ def _read_metadata(path: Path, schema: pa.Schema) -> dict[str, Any]:
             raise NotATraceError(
                 f"{path} is damaged: its column {field.name} is {actual}, not {field.type}; record it again"
             )
-    return dict(metadata)
+    return metadata
 
 
-def _read_closing(item: Any) -> dict[str, Any] | None:
-    """Return the closing statement that this batch carries, if it does."""
-    text = (item.custom_metadata or {}).get(CLOSING_KEY)
-    if text is None:
-        return None
-    closing = json.loads(text)
-    if not isinstance(closing, dict):
-        raise ValueError("the closing statement is no JSON object")
-    return closing
+def _closing(words: dict[bytes, bytes]) -> dict[str, Any] | None:
+    """Return the closing statement that a batch carries, if it does."""
+    text = words.get(CLOSING_KEY)
+    try:
+        return None if text is None else read(text, CLOSING)
+    except Damaged as error:
+        raise Damaged(f"its closing statement cannot be read ({error})") from error

@@ -6,15 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from dispatchmon.errors import NotATraceError
-from dispatchmon.reading.batches import UNREADABLE, Range, batches, opened
-from dispatchmon.schema import SCHEMA, parts_folder
+from dispatchmon.reading.batches import UNREADABLE, BatchReader, Range
+from dispatchmon.reading.messages import Damaged
+from dispatchmon.reading.validation import Validator
+from dispatchmon.schema import CHECKSUM_MINOR, FORMAT_MINOR, SCHEMA, parts_folder
 
 _NO_LOSS = "values not there yet"  # memory that nothing has written: there was no number to miss
 
@@ -98,28 +99,54 @@ class TraceFile:
             return
         present = set(self.columns)
         schema = pa.schema([SCHEMA.field(name) for name in columns])
-        wanted = [name for name in columns if name in present]
-        read = 0
-        with opened(self.path) as file:
-            try:
-                for batch in islice(batches(file, wanted, self.cut, within or {}), self.batches):
-                    if batch is None:
-                        read += 1
-                        on_batch()
-                        continue
-                    batch.validate(full=True)  # a damaged offset must never reach an engine that trusts it
-                    read += 1
-                    arrays = [
-                        batch.column(f.name) if f.name in present else pa.nulls(batch.num_rows, f.type) for f in schema
-                    ]
-                    yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+        wanted = [name for name in columns if name in present] or [self.columns[0]]
+        ranges = {name: ends for name, ends in (within or {}).items() if name in present}
+        minor = version_of(self.metadata)[1]
+        validator = Validator(known=minor <= FORMAT_MINOR)
+        number = rows = 0
+        whole = True  # every batch was read, none left out
+        try:
+            with BatchReader(self.path) as reader:
+                if len(reader) < self.batches or reader.schema.metadata is None:
+                    raise _Changed
+                for number in range(self.batches):
+                    batch, _ = reader.read(number, wanted, ranges, checked=minor >= CHECKSUM_MINOR)
+                    whole = whole and batch is not None
+                    if batch is not None:
+                        validator.check(batch)
+                        rows += batch.num_rows
+                        arrays = [
+                            batch.column(f.name) if f.name in present else pa.nulls(batch.num_rows, f.type)
+                            for f in schema
+                        ]
+                        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
                     on_batch()
-            except UNREADABLE as error:
-                raise NotATraceError(
-                    f"{self.path} is damaged: batch {read + 1} of {self.batches} cannot be read; record it again"
-                ) from error
-        if read < self.batches:
-            raise NotATraceError(f"{self.path} has changed while it was read; run the command again")
+        except _Changed:
+            raise NotATraceError(f"{self.path} has changed while it was read; run the command again") from None
+        except UNREADABLE as error:
+            reason = f": {error}" if isinstance(error, Damaged) else ""
+            raise NotATraceError(
+                f"{self.path} is damaged: batch {number + 1} of {self.batches} cannot be read{reason}; record it again"
+            ) from error
+        if whole and self.closing is not None and self.rows not in (None, rows):
+            raise NotATraceError(
+                f"{self.path} is damaged: it says that it has {_number(self.rows or 0, 'row')}, and has {rows}; record it again"
+            )
+
+
+class _Changed(Exception):
+    """The file is not the one that was opened."""
+
+
+def version_of(metadata: Mapping[str, Any]) -> tuple[int, int]:
+    """
+    The (major, minor) version of the format.
+
+    Raises:
+        ValueError: that is no version.
+    """
+    major, minor = (int(part) for part in str(metadata["format"]).split("."))
+    return major, minor
 
 
 def _number(n: int, noun: str) -> str:

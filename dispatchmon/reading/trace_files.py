@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,6 +20,8 @@ from dispatchmon.reading.batches import Range
 from dispatchmon.reading.opening import open_file
 from dispatchmon.reading.trace_file import TraceFile
 from dispatchmon.schema import SCHEMA
+
+_NAMED = 8  # missing ranks that are named
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -38,7 +41,7 @@ class TraceFiles:
     @property
     def complete(self) -> bool:
         """Whether every rank of the run is here, and each is complete."""
-        return not self._missing_ranks and all(file.complete for file in self.files)
+        return not self._missing and all(file.complete for file in self.files)
 
     @property
     def rows(self) -> int | None:
@@ -50,10 +53,12 @@ class TraceFiles:
     def warnings(self) -> tuple[str, ...]:
         """What a reader must know before trusting the trace, one sentence each."""
         found = [*self.notes, *(w for file in self.files for w in file.warnings)]
-        if missing := self._missing_ranks:
-            named = ", ".join(map(str, missing[:8])) + (", …" if len(missing) > 8 else "")
-            plural = "rank is" if len(missing) == 1 else "ranks are"
-            found.append(f"{len(missing)} of {self._world_size} {plural} missing: {named}")
+        if missing := self._missing:
+            here = set(self.ranks)
+            named = [str(rank) for rank in islice((r for r in range(self._world_size) if r not in here), _NAMED)]
+            more = ", …" if missing > _NAMED else ""
+            plural = "rank is" if missing == 1 else "ranks are"
+            found.append(f"{missing} of {self._world_size} {plural} missing: {', '.join(named)}{more}")
         return tuple(found)
 
     @cached_property
@@ -61,8 +66,9 @@ class TraceFiles:
         return max(file.world_size for file in self.files)
 
     @cached_property
-    def _missing_ranks(self) -> list[int]:
-        return sorted(set(range(self._world_size)) - set(self.ranks))
+    def _missing(self) -> int:
+        """How many ranks are not here. The number of ranks is what a file says: nothing is sized by it."""
+        return self._world_size - sum(rank < self._world_size for rank in self.ranks)
 
     def scan(
         self,

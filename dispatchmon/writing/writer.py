@@ -11,18 +11,31 @@ import errno
 import json
 import os
 import resource
+import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from dispatchmon.schema import CLOSING_KEY, METADATA_KEY, SCHEMA, parts_folder
+from dispatchmon.schema import (
+    CHECKSUM_KEY,
+    CLOSING_KEY,
+    DIGITS,
+    METADATA_KEY,
+    MOST_BYTES,
+    MOST_ROWS,
+    SCHEMA,
+    UNCHECKED,
+    checksum,
+    parts_folder,
+)
 
 OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
 CLOSING_BYTES = 1 << 14  # kept free for the closing statement
 BLOCK_BYTES = 24  # of the footer, for each batch
+END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 EMPTY = pa.RecordBatch.from_pylist([], schema=SCHEMA)
 
 
@@ -37,7 +50,7 @@ class TraceWriter:
         self.path = path
         self.schema = SCHEMA.with_metadata({METADATA_KEY: json.dumps(metadata)})
         self.size = self.header = 0  # bytes up to the end of the last whole batch; up to the first one
-        self.batches = 0
+        self.batches = 0  # in the file, the empty ones included
         self.writer: Any = None
         self.file: Any = None
         self.number = -1  # a file descriptor of our own, which follows the file and not its name
@@ -56,9 +69,9 @@ class TraceWriter:
     def write(self, batch: pa.RecordBatch) -> None:
         """Append a batch, and leave it to the operating system: from here on a killed process does not lose it."""
         self.require_place()
-        self.require_room(batch)
-        self.append(batch)
-        self.batches += 1
+        for piece in pieces(batch):
+            self.require_room(piece)
+            self.append(piece)
 
     def close(self, statement: Mapping[str, Any]) -> Mapping[str, Any]:
         """Write the closing statement, and after it the footer, without which only dispatchmon reads the file."""
@@ -67,7 +80,7 @@ class TraceWriter:
         words = {CLOSING_KEY: json.dumps(statement)}
         try:
             if self.torn:
-                os.pwrite(self.number, message(EMPTY, words), self.size)
+                self.write_at(self.size, message(EMPTY, words, self.batches))
             else:
                 self.append(EMPTY, words)
                 self.writer.close()
@@ -83,14 +96,34 @@ class TraceWriter:
             self.number = -1
             self.file.close()
 
-    def append(self, batch: pa.RecordBatch, words: Mapping[bytes, str] | None = None) -> None:
+    def append(self, batch: pa.RecordBatch, words: Mapping[bytes, str | bytes] | None = None) -> None:
+        to_come = unchecked()
         try:
-            self.writer.write_batch(batch, custom_metadata=words)
+            self.writer.write_batch(batch, custom_metadata={**(words or {}), CHECKSUM_KEY: to_come})
+            end = self.file.tell()
+            self.check(end, to_come)
         except BaseException:
             self.torn = True
             os.ftruncate(self.number, self.size)
             raise
-        self.size = self.file.tell()
+        self.size = end
+        self.batches += 1
+
+    def check(self, end: int, to_come: bytes) -> None:
+        """Put the checksum of the batch that ends here into its place."""
+        os.lseek(self.number, self.size, os.SEEK_SET)
+        data = b""
+        while len(data) < end - self.size and (more := os.read(self.number, end - self.size - len(data))):
+            data += more
+        if (digits := checksum(data, to_come, self.batches)) is None:
+            raise OSError(errno.EIO, "what was written is not there")
+        self.write_at(self.size + data.find(to_come), digits)
+
+    def write_at(self, at: int, data: bytes) -> None:
+        """Write into the file at a position, past what Arrow's writer knows of."""
+        os.lseek(self.number, at, os.SEEK_SET)
+        while data:
+            data = data[os.write(self.number, data) :]
 
     def require_place(self) -> None:
         """Notice that the file was deleted or replaced: what is written to it would be lost without an error."""
@@ -128,11 +161,30 @@ def encoded_size(batch: pa.RecordBatch) -> int:
     return size
 
 
-def message(batch: pa.RecordBatch, words: Mapping[bytes, str]) -> bytes:
-    """A batch as it stands in a file."""
+def unchecked() -> bytes:
+    """What stands in the place of a checksum until it is known: words that stand nowhere else."""
+    return UNCHECKED + secrets.token_hex(DIGITS // 2).encode()
+
+
+def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """A batch in parts that a reader does not refuse."""
+    if batch.num_rows > 1 and (batch.num_rows > MOST_ROWS // 2 or batch.nbytes > MOST_BYTES // 2):
+        half = batch.num_rows // 2
+        yield from pieces(batch.slice(0, half))
+        yield from pieces(batch.slice(half))
+    else:
+        yield batch
+
+
+def message(batch: pa.RecordBatch, words: Mapping[bytes, str], number: int) -> bytes:
+    """A batch as it stands in a file, with its checksum."""
+    to_come = unchecked()
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, SCHEMA, options=OPTIONS) as writer:
-        writer.write_batch(batch, custom_metadata=words)
+        writer.write_batch(batch, custom_metadata={**words, CHECKSUM_KEY: to_come})
     stream = pa.BufferReader(sink.getvalue())
     pa.ipc.read_message(stream)  # the schema
-    return bytes(stream.read())
+    data = bytes(stream.read()).removesuffix(END_OF_STREAM)
+    digits = checksum(data, to_come, number)
+    assert digits is not None
+    return data.replace(to_come, digits)

@@ -16,7 +16,7 @@ def test_there_is_one_for_the_current_version():
     assert (GOLD / f"trace-{FORMAT_VERSION}.arrow").exists()
 
 
-@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("version", ["1.0", "1.1", "1.2"])
 def test_numbers(version):
     """They are those worked out by hand for the network in make_gold.py."""
     trace = open_trace(GOLD / f"trace-{version}.arrow")

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import xxhash
 
-from dispatchmon.schema import CLOSING_KEY, METADATA_KEY, SCHEMA
+from dispatchmon.reading.messages import walk
+from dispatchmon.schema import CHECKSUM_KEY, CLOSING_KEY, METADATA_KEY, SCHEMA
 
 DEFAULTS: dict[str, Any] = {
     "kind": "op",
@@ -33,7 +35,7 @@ DEFAULTS: dict[str, Any] = {
     "duration_ns": 1000,
 }
 METADATA: dict[str, Any] = {
-    "format": "1.0",
+    "format": "1.2",
     "dispatchmon": "0.1.0",
     "torch": "2.13.0",
     "python": "3.11.7",
@@ -72,6 +74,7 @@ def write_trace(
     closing statement; `cut` makes a file that was never closed. Columns that `schema` lacks are left out.
     """
     complete = make_rows(rows)
+    number = -1
     with (
         pa.OSFile(str(path), "wb") as sink,
         pa.ipc.new_file(
@@ -80,8 +83,8 @@ def write_trace(
             options=pa.ipc.IpcWriteOptions(compression="zstd"),
         ) as writer,
     ):
-        for start in range(0, len(complete), batch_rows):
-            writer.write_batch(_batch(complete[start : start + batch_rows], schema))
+        for number, start in enumerate(range(0, len(complete), batch_rows)):
+            writer.write_batch(_batch(complete[start : start + batch_rows], schema), custom_metadata=_unsealed(number))
         if closed:
             statement = {
                 "complete": True,
@@ -95,8 +98,30 @@ def write_trace(
                 "writes": sum(row["arguments"] is not None and row["mutation"] != "none" for row in complete),
                 **(closing or {}),
             }
-            writer.write_batch(_batch([], schema), custom_metadata={CLOSING_KEY: json.dumps(statement)})
+            words = {CLOSING_KEY: json.dumps(statement), **_unsealed(number + 1)}
+            writer.write_batch(_batch([], schema), custom_metadata=words)
+    return seal(path)
+
+
+def seal(path: Path) -> Path:
+    """Give every batch the checksum of the bytes that the file has now, as `docs/format.md` says."""
+    with path.open("rb") as file:
+        messages, _ = walk(file)
+    data = bytearray(path.read_bytes())
+    begin = 0
+    for number, message in enumerate(messages[1:]):
+        own = data[begin : message.stop]
+        digits = own.index(b"xxh3_64:", message.start - begin) + len(b"xxh3_64:")
+        own[digits : digits + 16] = b"0" * 16
+        found = xxhash.xxh3_64_hexdigest(bytes(own), seed=number).encode()
+        data[begin + digits : begin + digits + 16] = found
+        begin = message.stop
+    path.write_bytes(data)
     return path
+
+
+def _unsealed(number: int) -> dict[bytes, bytes]:
+    return {CHECKSUM_KEY: b"xxh3_64:%016x" % number}
 
 
 def cut(path: Path, size: int) -> Path:

@@ -7,7 +7,6 @@ that share memory, undeclared writes, writes to buffers) is read from the rows o
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ from typing import Any
 from dispatchmon.analysis.audit.answer import STATISTICS, WRITE, Audit, Finding, Victim, Writes
 from dispatchmon.analysis.audit.overlaps import overlapping_writes
 from dispatchmon.analysis.audit.suggestions import suggestion
+from dispatchmon.reading.forms import FINDING, read_arguments
 from dispatchmon.reading.query import Filters, query
 from dispatchmon.reading.trace_files import TraceFiles
 from dispatchmon.schema import PHASES
@@ -127,7 +127,7 @@ def recorded(trace: TraceFiles, filters: Filters) -> Iterator[Finding]:
     """What was found while recording."""
     columns = (*_WHAT, "kind", "arguments", "role", "rank", "step", "event", "cause_event", "forward_event", "mutation")
     for row in query(trace, _HAZARDS, columns, filters):
-        details = json.loads(row["arguments"])
+        details = read_arguments(row["arguments"], row["event"], FINDING)
         by_bytes = "finding" not in details  # found by digests: nobody is known to have written
         kind = details.get("finding", "undeclared-write")
         if by_bytes:

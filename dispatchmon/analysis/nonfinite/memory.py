@@ -47,6 +47,10 @@ class Pieces:
             self.size = size
         return span(row)[1] * (size // self.size)
 
+    def start(self, row: Row) -> int:
+        """The first piece that a tensor shows."""
+        return (row.offset or 0) * (itemsize(row.dtype) // self.size)
+
     def grow(self, n: int) -> None:
         """Have at least so many pieces; new ones have no flag."""
         if len(self.flags) < n:
@@ -55,11 +59,10 @@ class Pieces:
     def of(self, row: Row) -> Mask:
         """The flags of a tensor's elements: a view of its shape and one more dimension, the pieces of each element."""
         end, many = self.end(row), itemsize(row.dtype) // self.size
-        assert row.shape is not None
-        assert row.stride is not None
-        assert end <= len(self.flags)
-        start = (row.offset or 0) * many
-        return as_strided(self.flags[start:], (*row.shape, many), (*(s * many for s in row.stride), 1))
+        if row.shape is None or row.stride is None or end > len(self.flags):
+            raise IndexError("the tensor reaches past the pieces that are known")
+        flags = self.flags[self.start(row) :]
+        return as_strided(flags, (*row.shape, many), (*(s * many for s in row.stride), 1))
 
     def any_of(self, row: Row) -> Mask:
         """The elements of which a piece has its flag."""
@@ -101,8 +104,12 @@ class Memory:
             return {}
         found: Labels = dict.fromkeys(known.whole, nonfinite)
         for root, cells in known.cells.items():
-            cells.grow(cells.end(row))
-            mask = cells.any_of(row) & nonfinite
+            end = cells.end(row)
+            if span(row)[1] <= MOST_SPAN:
+                cells.grow(end)
+                mask = cells.any_of(row) & nonfinite
+            else:  # where in it cannot be told
+                mask = nonfinite & cells.flags[cells.start(row) : end].any()
             if mask.any():
                 found[root] = mask
         return found

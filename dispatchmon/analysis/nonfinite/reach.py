@@ -34,7 +34,10 @@ def reach(event: Event, b: Behaviour | None, row: Row, mask: Mask, out: Row) -> 
     if of_argument(b, row.arg).same and broadcasts(mask.shape, shape):
         return np.broadcast_to(mask, shape)
     family = FAMILIES.get(op.split(".")[1].rstrip("_") if op.startswith("aten.") else "")
-    found = family(event, row, mask, out) if family is not None else None
+    try:
+        found = family(event, row, mask, out) if family is not None else None
+    except (ValueError, TypeError, LookupError):  # arguments that do not fit these shapes say nothing
+        found = None
     if found is None or found.shape != shape:
         return None
     return found

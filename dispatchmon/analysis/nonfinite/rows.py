@@ -7,7 +7,6 @@ next to nothing is read.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dispatchmon.reading.forms import read_arguments
 from dispatchmon.reading.trace_files import TraceFiles
 
 FINITE_MAX = {"float16": 65504.0, "bfloat16": 3.39e38, "float32": 3.4028235e38, "float64": 1.797e308}
@@ -119,8 +119,7 @@ class Event:
     @cached_property
     def arguments(self) -> dict[str, Any]:
         """The operator's non-tensor arguments by name."""
-        found = json.loads(self.first.arguments or "{}")
-        return found if isinstance(found, dict) else {}
+        return read_arguments(self.first.arguments, self.first.event)
 
     @property
     def constants(self) -> str:

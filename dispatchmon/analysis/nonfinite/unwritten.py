@@ -17,6 +17,7 @@ from dispatchmon.memory.cells import Mask
 from dispatchmon.memory.regions import itemsize
 
 MOST_ELEMENTS = 50_000_000  # of an allocation that is followed
+MOST_IN_ALL = 1_000_000_000  # of all that are followed at a time
 
 
 @dataclass
@@ -54,7 +55,7 @@ class UnwrittenMemory:
         taint: set[int] = set()
         for row in used:
             argument = of_argument(b, row.arg)
-            known = set(self.tainted.read(row, np.ones(row.shape or (), bool)))
+            known = set(self.tainted.read(row, np.broadcast_to(np.True_, row.shape or ())))
             if known and not (moves and argument.ignores):
                 taint |= known
                 if "_local_scalar" in op:
@@ -91,7 +92,7 @@ class UnwrittenMemory:
         if storage is None:
             return
         if taint and out.is_float:
-            everywhere = np.ones(out.shape or (), bool)
+            everywhere = np.broadcast_to(np.True_, out.shape or ())
             self.tainted.write(out, dict.fromkeys(taint, everywhere))
             self.follow(storage)
         elif out.written or storage in self.tainted.storages:
@@ -113,7 +114,7 @@ class UnwrittenMemory:
     def kept_by_resize(self, event: Event, out: Row) -> Mask | None:
         """`resize_` keeps what there was: only the elements that were added are unwritten."""
         before = next((row for row in event.inputs if out.written and row.storage == out.storage), None)
-        if before is None or not before.numel or out.shape is None:
+        if before is None or not before.numel or out.shape is None or span(out)[1] > MOST_ELEMENTS:
             return None
         written = Pieces(itemsize(out.dtype), span(out)[1])
         known = self.fresh.get(out.storage if out.storage is not None else -1)
@@ -134,10 +135,17 @@ class UnwrittenMemory:
         dim %= len(shape)
         if event.first.op.startswith("aten.stack"):
             widths, written = [1] * len(parts), np.expand_dims(written, dim)
+        elif all(each.shape and len(each.shape) == len(shape) for each in parts):
+            widths = [each.shape[dim] for each in parts if each.shape]
         else:
-            widths = [each.shape[dim] if each.shape else 0 for each in parts]
+            return
+        if not out.placed or span(out)[1] > MOST_ELEMENTS:
+            return
         known = self.fresh.get(out.storage if out.storage is not None else -1)
-        cells = np.ones(shape, bool) if known is None else known.written.all_of(out)
+        if known is not None and known.written.end(out) <= len(known.written.flags):
+            cells = known.written.all_of(out)
+        else:
+            cells = np.ones(shape, bool)
         start = sum(widths[:at])
         place = cells[(slice(None),) * dim + (slice(start, start + widths[at]),)]
         if place.shape == written.shape:
@@ -148,6 +156,8 @@ class UnwrittenMemory:
         """From here on a tensor's memory is unwritten, but for these elements."""
         size = span(row)[1]
         if not row.numel or size > MOST_ELEMENTS or row.storage is None or not FINITE_MAX.get(row.dtype or ""):
+            return
+        if size + sum(len(fresh.written.flags) for fresh in self.fresh.values()) > MOST_IN_ALL:
             return
         pieces = Pieces(itemsize(row.dtype), size)
         if written is not None:
