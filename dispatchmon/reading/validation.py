@@ -128,11 +128,12 @@ def _require_place(columns: dict[str, pa.Array]) -> None:
     if (product > MOST_ELEMENTS).any():
         raise Damaged("it has a row with more elements than memory could hold")
     if "numel" in columns:
-        numel, measured = columns["numel"], shape.is_valid().to_numpy(zero_copy_only=False)
+        numel = columns["numel"]
+        both = pc.and_(shape.is_valid(), numel.is_valid()).to_numpy(zero_copy_only=False)
         exact = np.ones(len(shape), np.int64)
         if len(rows):
             exact[rows] = np.multiply.reduceat(sizes, starts)
-        if (_filled(numel, -1) != exact)[measured].any():
+        if (_filled(numel, -1) != exact)[both].any():
             raise Damaged("it has a row whose numel is not the product of its shape")
     if stride is None:
         return

@@ -196,7 +196,7 @@ def test_info_table(tmp_path, capsys):
     assert (
         out
         == f"""\
-file        {path} ({path.stat().st_size / 1000:.1f} kB, format 1.0)
+file        {path} ({path.stat().st_size / 1000:.1f} kB, format 1.2)
 complete    no: the process was interrupted
 contents    3 events, 4 rows, 2 steps, 1 write in place
 not seen    1 200 compiled regions

@@ -133,15 +133,15 @@ def test_interrupt_is_quiet(tmp_path):
     folder = tmp_path / "reports"
     folder.mkdir()
     script = """
-import sys, time, dispatchmon.reading.trace_file as t
+import sys, time
+from dispatchmon.reading.batches import BatchReader
 from dispatchmon_cli import main
-batches = t.batches
+read = BatchReader.read
 def slowly(*a, **k):
-    for batch in batches(*a, **k):
-        print("reading", file=sys.stderr, flush=True)
-        time.sleep(0.5)
-        yield batch
-t.batches = slowly
+    print("reading", file=sys.stderr, flush=True)
+    time.sleep(0.5)
+    return read(*a, **k)
+BatchReader.read = slowly
 sys.exit(main(sys.argv[1:]))
 """
     path = write_trace(tmp_path / "trace.arrow", FINITE)

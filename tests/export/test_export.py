@@ -16,9 +16,10 @@ from dispatchmon.schema import COLUMN_NAMES, SCHEMA
 from trace_factory import make_rows, write_trace
 
 ROWS = [
-    {"step": i // 4, "nan": i, "shape": [i, 2], "module": None if i % 3 else "", "cells": b"\x01\x80", "max": 0.1 * i}
+    {"step": i // 4, "nan": i, "shape": [max(1, i % 4), 2], "stride": [2, 1], "module": None if i % 3 else "",
+     "cells": b"\x01\x80", "max": 0.1 * i}
     for i in range(10)
-]
+]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

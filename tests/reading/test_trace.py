@@ -33,19 +33,24 @@ def test_scan_gives_only_the_columns_asked_for_in_their_order(tmp_path):
 
 
 def test_scan_does_not_decompress_other_columns(tmp_path):
-    """Damage in a column that is not asked for goes unnoticed, since that column is not decompressed."""
-    noise = pa.array([f"{i * 7919 % 1000003}-{i}" for i in range(5000)])
-    path = write_trace(tmp_path / "trace.arrow", [{"source": s} for s in noise.to_pylist()], batch_rows=5000)
-    data = bytearray(path.read_bytes())
-    frames = [i for i in range(len(data)) if data[i : i + 4] == b"\x28\xb5\x2f\xfd"]  # zstd's magic number
-    largest = max(zip(frames, [*frames[1:], len(data)], strict=True), key=lambda ends: ends[1] - ends[0])
-    for i in range(largest[0], largest[1] - 1000):
-        data[i] = 0
-    path.write_bytes(data)
-    trace = open_trace(path)
+    """Of a file without checksums, damage in a column that is not asked for goes unnoticed: it is not decompressed."""
+    noise = [f"{i * 7919 % 1000003}-{i}" for i in range(5000)]
+    for version in ("1.0", "1.2"):
+        path = write_trace(
+            tmp_path / f"{version}.arrow", [{"source": s} for s in noise], metadata={"format": version}, batch_rows=5000
+        )
+        data = bytearray(path.read_bytes())
+        frames = [i for i in range(len(data)) if data[i : i + 4] == b"\x28\xb5\x2f\xfd"]  # zstd's magic number
+        largest = max(zip(frames, [*frames[1:], len(data)], strict=True), key=lambda ends: ends[1] - ends[0])
+        for i in range(largest[0], largest[1] - 1000):
+            data[i] = 0
+        path.write_bytes(data)
+    trace = open_trace(tmp_path / "1.0.arrow")
     assert trace.scan(["event"]).read_all().num_rows == 5000
     with pytest.raises(NotATraceError, match="batch 1 of 2 cannot be read"):
         trace.scan(["source"]).read_all()
+    with pytest.raises(NotATraceError, match="its checksum is another"):
+        open_trace(tmp_path / "1.2.arrow").scan(["event"]).read_all()
 
 
 def test_scan_reads_one_batch_at_a_time(tmp_path):
@@ -183,7 +188,8 @@ def test_missing_column_is_refused(tmp_path):
 def test_missing_column_of_an_older_minor_version_is_null(tmp_path, monkeypatch):
     """What an older minor version did not record reads as null, in complete and in cut files."""
     monkeypatch.setattr("dispatchmon.reading.opening.COLUMNS_MINOR", 1)
-    path = write_trace(tmp_path / "trace.arrow", TEN, schema=SCHEMA.remove(SCHEMA.get_field_index("nan")))
+    schema = SCHEMA.remove(SCHEMA.get_field_index("nan"))
+    path = write_trace(tmp_path / "trace.arrow", TEN, schema=schema, metadata={"format": "1.0"})
     assert open_trace(path).scan(["nan", "event"]).read_all()["nan"].to_pylist() == [None] * 10
     assert open_trace(path).scan(["nan"]).read_all()["nan"].to_pylist() == [None] * 10
     cut(path, -10)
@@ -211,16 +217,37 @@ def test_newer_major_version_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "{}", '{"format": "one"}', '{"format": "1"}', '{"format": "1.0", "rank": "x"}']
+    ("text", "why"),
+    [
+        ("", "it is not JSON, or too deeply nested"),
+        ("{", "it is not JSON, or too deeply nested"),
+        ("[" * 100_000, "it is not JSON, or too deeply nested"),
+        ('{"format": "1.0", "rank": NaN}', "it is not JSON, or too deeply nested"),
+        ('{"format": "1.0", "rank": 1%s}' % ("0" * 400), "it is not JSON, or too deeply nested"),
+        ('{"format": "1.0", "model": "\\ud800"}', "it is not JSON, or too deeply nested"),
+        ("[]", "it cannot be such a list"),
+        ("{}", "format is missing"),
+        ('{"format": "one"}', None),
+        ('{"format": "1"}', None),
+        ('{"format": "1.0", "rank": "x"}', 'rank cannot be "x"'),
+        ('{"format": "1.0", "rank": -1}', "rank cannot be -1"),
+        ('{"format": "1.0", "world_size": 0}', "world_size cannot be 0"),
+        ('{"format": "1.0", "world_size": 9223372036854775808}', "world_size cannot be 9223372036854775808"),
+        ('{"format": "1.0", "modules": [{"name": "a", "class": "B"}, {"name": 3}]}', "modules[1].name cannot be 3"),
+        ('{"format": "1.0", "modules": [{"name": "a"}]}', "modules[0].class is missing"),
+        ('{"format": "1.0", "parameters": {}}', "parameters cannot be an object"),
+        ('{"format": "1.0", "settings": {"phases": "forward"}}', 'settings.phases cannot be "forward"'),
+    ],
 )
-def test_unreadable_metadata_is_refused(tmp_path, text):
+def test_unreadable_metadata_is_refused(tmp_path, text, why):
     """Metadata that is not what the format says makes the file a damaged one."""
     path = tmp_path / "trace.arrow"
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, SCHEMA.with_metadata({METADATA_KEY: text})):
         pass
     with pytest.raises(NotATraceError) as met:
         open_trace(path)
-    assert str(met.value) == f"{path} is damaged: its metadata cannot be read; record it again"
+    reason = f" ({why})" if why else ""
+    assert str(met.value) == f"{path} is damaged: its metadata cannot be read{reason}; record it again"
 
 
 def test_no_such_file(tmp_path):

@@ -18,7 +18,8 @@ from trace_factory import cut, make_rows, write_trace
 
 TRACE = GOLD / "trace-1.1.arrow"
 ROWS = [
-    {"step": i // 4, "event": i, "nan": i % 3, "inf": None, "shape": [i, 2], "module": f"m{i % 2}", "cells": b"\x01\x80",
+    {"step": i // 4, "event": i, "nan": i % 3, "inf": None, "shape": [i % 4 + 1, 2], "stride": [2, 1], "module": f"m{i % 2}",
+     "cells": b"\x01\x80",
      "max": 0.1 * i, "digest": 2**64 - 1 - i if i % 2 else None, "storage": 2**53 + i, "phase": ("forward", "backward")[i % 2]}
     for i in range(10)
 ]  # fmt: skip

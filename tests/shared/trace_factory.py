@@ -74,17 +74,20 @@ def write_trace(
     closing statement; `cut` makes a file that was never closed. Columns that `schema` lacks are left out.
     """
     complete = make_rows(rows)
+    metadata = {**METADATA, **(metadata or {})}
+    sealed = str(metadata["format"]).split(".") >= ["1", "2"]  # since then every batch has a checksum
     number = -1
     with (
         pa.OSFile(str(path), "wb") as sink,
         pa.ipc.new_file(
             sink,
-            schema.with_metadata({METADATA_KEY: json.dumps({**METADATA, **(metadata or {})})}),
+            schema.with_metadata({METADATA_KEY: json.dumps(metadata)}),
             options=pa.ipc.IpcWriteOptions(compression="zstd"),
         ) as writer,
     ):
         for number, start in enumerate(range(0, len(complete), batch_rows)):
-            writer.write_batch(_batch(complete[start : start + batch_rows], schema), custom_metadata=_unsealed(number))
+            words = _unsealed(number) if sealed else None
+            writer.write_batch(_batch(complete[start : start + batch_rows], schema), custom_metadata=words)
         if closed:
             statement = {
                 "complete": True,
@@ -98,9 +101,9 @@ def write_trace(
                 "writes": sum(row["arguments"] is not None and row["mutation"] != "none" for row in complete),
                 **(closing or {}),
             }
-            words = {CLOSING_KEY: json.dumps(statement), **_unsealed(number + 1)}
+            words = {CLOSING_KEY: json.dumps(statement).encode(), **(_unsealed(number + 1) if sealed else {})}
             writer.write_batch(_batch([], schema), custom_metadata=words)
-    return seal(path)
+    return seal(path) if sealed else path
 
 
 def seal(path: Path) -> Path:
