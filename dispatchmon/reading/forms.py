@@ -162,7 +162,9 @@ def _fits(value: Any, form: Any) -> bool:
     if isinstance(form, Words):
         return isinstance(value, str) and value in form.known
     if isinstance(form, Each):
-        return isinstance(value, dict | list) and isinstance(value, form.kind) and (form.length is None or len(value) == form.length)
+        if not isinstance(value, dict | list) or not isinstance(value, form.kind):
+            return False
+        return form.length is None or len(value) == form.length
     if isinstance(form, Keys):
         return isinstance(value, dict)
     if form is float:
