@@ -14,7 +14,7 @@ from typing import BinaryIO
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dispatchmon.reading.messages import Damaged, read_at, unpacked_size, walk
+from dispatchmon.reading.messages import Damaged, custom_metadata, read_at, unpacked_size, walk
 from dispatchmon.schema import CHECKSUM_KEY, MOST_BYTES, MOST_ROWS, UNCHECKED, checksum
 
 Range = tuple[int | None, int | None]  # half-open; None is no end
@@ -70,9 +70,10 @@ class BatchReader:
         self, number: int, columns: Sequence[str], ranges: Mapping[str, Range], *, checked: bool
     ) -> tuple[pa.RecordBatch | None, dict[bytes, bytes]]:
         """
-        Read one batch with these columns (at least one, which the file has), and the custom metadata it carries.
+        Read one batch with these columns, and the custom metadata it carries.
 
-        The batch is None if it has no row in the ranges.
+        The batch is None if it has no row in the ranges, or if no column is asked for. Its bytes are verified before
+        anything is made of them.
 
         Args:
             number: of the batch, from 0.
@@ -94,21 +95,19 @@ class BatchReader:
             raise Damaged(
                 f"it says that it has {rows:,} rows in {size:,} bytes, and at most {MOST_ROWS:,} in {MOST_BYTES:,} are read"
             )
-        stream = b"".join((self.prefix, own, _TAIL))
-        batch, words = self._decoded(stream, list(ranges) or columns)
+        words = custom_metadata(own, message.body - message.start)
         self._verify(data, words, number, checked)
-        if ranges:
-            if not _reaches(batch, ranges):
-                return None, words
-            batch, _ = self._decoded(stream, columns)
-        return batch, words
+        stream = b"".join((self.prefix, own, _TAIL))
+        if not columns or (ranges and not _reaches(self._decoded(stream, list(ranges)), ranges)):
+            return None, words
+        return self._decoded(stream, columns), words
 
-    def _decoded(self, stream: bytes, columns: Sequence[str]) -> tuple[pa.RecordBatch, dict[bytes, bytes]]:
+    def _decoded(self, stream: bytes, columns: Sequence[str]) -> pa.RecordBatch:
         indices = [self.plain.get_field_index(name) for name in columns]
         options = pa.ipc.IpcReadOptions(included_fields=indices)
-        item = pa.ipc.open_stream(pa.py_buffer(stream), options=options).read_next_batch_with_custom_metadata()
-        item.batch.validate(full=True)  # a damaged offset must never reach an engine that trusts it
-        return item.batch, dict(item.custom_metadata or {})
+        batch = pa.ipc.open_stream(pa.py_buffer(stream), options=options).read_next_batch()
+        batch.validate(full=True)  # a damaged offset must never reach an engine that trusts it
+        return batch
 
     def _verify(self, data: bytes, words: Mapping[bytes, bytes], number: int, checked: bool) -> None:
         found = words.get(CHECKSUM_KEY)

@@ -112,6 +112,31 @@ def unpacked_size(data: memoryview, header: int) -> tuple[int, int]:
     return rows, total
 
 
+def custom_metadata(data: memoryview, header: int) -> dict[bytes, bytes]:
+    """
+    The words that a record batch carries beside its rows.
+
+    Args:
+        data: the bytes of the message.
+        header: how many of them come before its body.
+
+    Raises:
+        Damaged: they cannot be read.
+    """
+    meta = data[8:header]
+    found: dict[bytes, bytes] = {}
+    if field := _field(meta, _root(meta), 4):
+        vector = _table(meta, field)
+        n = _number(meta, vector, "<I")
+        if vector + 4 + 4 * n > len(meta):
+            raise Damaged("its list of words is cut")
+        for at in range(vector + 4, vector + 4 + 4 * n, 4):
+            pair = _table(meta, at)
+            key, value = (_text(meta, _field(meta, pair, index)) for index in (0, 1))
+            found[key] = value
+    return found
+
+
 def _buffers(meta: memoryview, batch: int) -> list[tuple[int, int]]:
     """The (position in the body, size) of each buffer of a record batch."""
     if not (field := _field(meta, batch, 2)):
@@ -147,6 +172,17 @@ def _field(meta: memoryview, table: int, index: int) -> int:
         return 0
     offset = _number(meta, slots + slot, "<H")
     return table + offset if offset else 0
+
+
+def _text(meta: memoryview, field: int) -> bytes:
+    """The bytes of a text; none if the table leaves it out."""
+    if not field:
+        return b""
+    text = _table(meta, field)
+    n = _number(meta, text, "<I")
+    if text + 4 + n > len(meta):
+        raise Damaged("one of its words is cut")
+    return bytes(meta[text + 4 : text + 4 + n])
 
 
 def _number(data: memoryview, at: int, form: str) -> int:

@@ -79,7 +79,7 @@ def _opened(path: Path, reader: BatchReader, metadata: dict[str, Any]) -> TraceF
     if reader.closed:
         try:
             if batches:
-                closing = _closing(reader.read(batches - 1, columns[:1], {}, checked=checked)[1])
+                closing = _closing(reader.read(batches - 1, (), {}, checked=checked)[1])
         except UNREADABLE as error:
             reason = str(error) if isinstance(error, Damaged) else "its end cannot be read"
             raise NotATraceError(f"{path} is damaged: {reason}; record it again") from error

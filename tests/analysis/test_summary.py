@@ -262,7 +262,7 @@ def test_damage_met_while_reading_is_a_trace_error(tmp_path):
     middle = len(data) // 2
     data[middle : middle + 6000] = bytes(6000)
     path.write_bytes(data)
-    with pytest.raises(NotATraceError, match=r"is damaged: batch \d of 4 cannot be read; record it again"):
+    with pytest.raises(NotATraceError, match=r"is damaged: batch \d of 4 cannot be read: its checksum is another, .*; record it again"):
         summarize(open_trace(path))
 
 

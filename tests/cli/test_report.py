@@ -58,12 +58,12 @@ def test_nothing_is_overwritten_without_force(path, tmp_path, capsys):
 
 def test_failure_leaves_no_half_written_report(path, tmp_path, capsys):
     """When a command fails, there is no report, and with --force the older one is as it was."""
-    # Without zstd's magic number no column of the first batch can be read.
     path.write_bytes(path.read_bytes().replace(b"\x28\xb5\x2f\xfd", bytes(4), 20))
     folder = tmp_path / "reports"
     folder.mkdir()
     (folder / "old.txt").write_text("old")
-    message = f"dispatchmon: {path} is damaged: batch 1 of 2 cannot be read; record it again\n"
+    why = "its checksum is another, so it has changed since it was written"
+    message = f"dispatchmon: {path} is damaged: batch 1 of 2 cannot be read: {why}; record it again\n"
     for arguments in (["-o", folder / "new.txt"], ["-o", folder / "old.txt", "--force"]):
         status, out, err = run(capsys, "summarize", path, *arguments)
         assert (status, out, err) == (1, "", message)
