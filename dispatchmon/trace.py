@@ -26,7 +26,7 @@ from dispatchmon.reading.rows import rows
 from dispatchmon.reading.sql import answered
 from dispatchmon.reading.trace_files import Paths, TraceFiles, open_files
 from dispatchmon.words.figures import count, counted
-from dispatchmon.words.names import printable
+from dispatchmon.words.harmless import printable
 from dispatchmon.words.tables import Cells, as_html
 
 _MOST_FILES = 3  # that a trace is named by

@@ -4,24 +4,21 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
 
-from dispatchmon import DispatchmonError
 from dispatchmon.export.csv import write_csv
-from dispatchmon.export.parquet import PARTITIONS, write_parquet, write_partitioned
+from dispatchmon.export.parquet import PARTITIONS, is_export, write_parquet, write_partitioned
 from dispatchmon.export.scalars import write_scalars
 from dispatchmon.export.tensorboard import SUFFIX, write_tensorboard
 from dispatchmon.words.figures import counted, size
 from dispatchmon.words.tables import Cells
 from dispatchmon_cli.options import Request, reads_trace
 from dispatchmon_cli.progress import progress_bar
+from dispatchmon_cli.targets import file_target, folder_target, is_stdout
 
 _WRITERS = {"parquet": write_parquet, "csv": write_csv, "tensorboard": write_tensorboard, "scalars": write_scalars}
 _SUFFIXES = {"scalars": ".csv"}
@@ -42,16 +39,19 @@ def command(request: Request, to: str, partition: str | None) -> None:
     by = _partitions(to, partition)
     folder = bool(by) or to == "tensorboard"
     target = request.output or Path(_default_name(request.paths[0], to, folder))
-    with request.on_stdout().open_report() as report:
-        trace = request.open_trace()
-        with _place(target, folder, request) as place, progress_bar("writing") as on_progress:
+    trace = request.open_trace()
+    with _place(target, folder, request) as place:
+        with progress_bar("writing") as on_progress:
             if by:
                 rows = write_partitioned(trace, place, by, request.filters, on_progress=on_progress)
             else:
                 rows = _WRITERS[to](trace, place, request.filters, on_progress=on_progress)
-        files = [path for path in (target.rglob("*") if folder else [target]) if path.is_file()]
+        files = [path for path in (place.rglob("*") if folder else [place]) if path.is_file()]
         total = sum(path.stat().st_size for path in files)
-        record = {"to": to, "path": str(target), "rows": rows, "files": len(files), "bytes": total}
+    if is_stdout(target):  # where the rows went
+        return
+    record = {"to": to, "path": str(target), "rows": rows, "files": len(files), "bytes": total}
+    with request.on_stdout().open_report() as report:
         report.write(
             document={"format": 1, **record, "warnings": list(trace.warnings)},
             records=[record],
@@ -83,36 +83,12 @@ def _default_name(path: Path, to: str, folder: bool) -> str:
     return f"{name}-{to}" if folder else f"{name}{_SUFFIXES.get(to, f'.{to}')}"
 
 
-@contextmanager
-def _place(target: Path, folder: bool, request: Request) -> Iterator[Path]:
-    """
-    Yield a path to write to; what is there appears at the target when it is whole.
-
-    Raises:
-        DispatchmonError: the target exists and --force was not given, is a trace, or is something else than an export.
-    """
-    if target.exists():
-        if any(path.exists() and path.samefile(target) for path in request.paths):
-            raise DispatchmonError(f"{target} is the trace itself; name another path to write to")
-        if not request.force:
-            raise DispatchmonError(f"{target} exists already; --force overwrites it")
-        if target.is_dir() and not (folder and _is_export(target)):
-            raise DispatchmonError(f"{target} is a folder that export has not made; name another path to write to")
-        if folder and not target.is_dir():
-            raise DispatchmonError(f"{target} is a file; name a folder to write to")
-    if not target.parent.is_dir():
-        raise DispatchmonError(f"there is no folder {target.parent} to write {target.name} into")
-    with TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent, ignore_cleanup_errors=True) as beside:
-        place = Path(beside, target.name)
-        yield place
-        if target.is_dir():
-            os.replace(target, Path(beside, "old"))
-        os.replace(place, target)
+def _place(target: Path, folder: bool, request: Request) -> AbstractContextManager[Path]:
+    if folder:
+        return folder_target(target, force=request.force, inputs=request.paths, ours=_is_ours)
+    return file_target(target, force=request.force, inputs=request.paths)
 
 
-def _is_export(folder: Path) -> bool:
-    """Whether a folder holds nothing but partitions and Parquet files, or runs and event files."""
-    inside = list(folder.rglob("*"))
-    return all("=" in path.name if path.is_dir() else path.suffix == ".parquet" for path in inside) or all(
-        path.name.startswith("rank") if path.is_dir() else path.suffix == SUFFIX for path in inside
-    )
+def _is_ours(path: Path) -> bool:
+    """Whether an export wrote a file: event files have a suffix of their own, Parquet has the trace's metadata."""
+    return path.suffix == SUFFIX or (path.suffix == ".parquet" and is_export(path))

@@ -15,7 +15,7 @@ from importlib import import_module
 import click
 
 from dispatchmon import DispatchmonError
-from dispatchmon.words.names import printable
+from dispatchmon.words.harmless import printable
 
 # A subcommand's file is loaded when it is called, so that `dispatchmon --help` answers at once.
 COMMANDS = {

@@ -18,7 +18,7 @@ from dispatchmon.reading.batches import Range
 from dispatchmon.reading.query import Filters
 from dispatchmon.reading.trace_files import TraceFiles, open_files
 from dispatchmon.schema import PHASES
-from dispatchmon.words.names import printable
+from dispatchmon.words.harmless import printable
 from dispatchmon_cli.report import FORMATS, Report, open_report
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -4,30 +4,31 @@ Where an answer goes, and in which format.
 
 from __future__ import annotations
 
-import json
 import os
+import shutil
+import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from io import StringIO
 from itertools import islice
 from pathlib import Path
-from tempfile import NamedTemporaryFile
-from typing import IO, Any
+from tempfile import SpooledTemporaryFile
+from typing import IO, Any, cast
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dispatchmon import DispatchmonError
 from dispatchmon.analysis.answer import Answer
-from dispatchmon.words.documents import plain
-from dispatchmon.words.names import printable
+from dispatchmon.words.harmless import csv_line, json_text, printable
 from dispatchmon.words.tables import GAP, Cells
 from dispatchmon_cli.layout import cut_middle, fit
+from dispatchmon_cli.targets import file_target
 
 FORMATS = ("table", "json", "ndjson", "csv", "markdown")
+_IN_MEMORY = 1 << 24  # bytes of a document that waits for its end
 _AT_ONCE = 1000  # rows of a long answer that make one table
 
 
@@ -73,14 +74,14 @@ class Report:
             closing: what to say below a table, one paragraph each.
         """
         if self.format == "json":
-            print(_json(document, indent=2), file=self.out)
+            print(json_text(document, indent=2), file=self.out)
         elif self.format == "ndjson":
             for record in records:
-                print(_json(record), file=self.out)
+                print(json_text(record), file=self.out)
         elif self.format == "csv":
-            print(",".join(map(_csv, columns)), file=self.out)
+            print(csv_line(columns), file=self.out)
             for record in records:
-                print(",".join(_csv(record[key]) for key in columns), file=self.out)
+                print(csv_line([record[key] for key in columns]), file=self.out)
         elif self.format == "markdown":
             self._say(opening)
             self._write_markdown(cells)
@@ -116,10 +117,10 @@ class Report:
             closing: what to say below the last table, asked for when all records were taken.
         """
         if self.format == "json":
-            print("{", *(f'  "{name}": {_json(value)},' for name, value in head.items()), sep="\n", file=self.out)
+            print("{", *(f'  "{name}": {json_text(value)},' for name, value in head.items()), sep="\n", file=self.out)
             print(f'  "{key}": [', end="", file=self.out)
             for i, record in enumerate(records):
-                print("," if i else "", f"\n    {_json(record)}", sep="", end="", file=self.out)
+                print("," if i else "", f"\n    {json_text(record)}", sep="", end="", file=self.out)
             print("\n  ]\n}", file=self.out)
         elif self.format in ("ndjson", "csv"):
             self.write(document={}, records=records, columns=columns, cells=Cells((), ()))
@@ -153,7 +154,7 @@ class Report:
     def _write_markdown(self, cells: Cells, header: bool = True) -> None:
         rules = ["---:" if cells.is_number(i) else "---" for i in range(len(cells.titles))]
         for row in (*((cells.titles, rules) if header else ()), *cells.rows):
-            print("| " + " | ".join(printable(cell).replace("|", "\\|") for cell in row) + " |", file=self.out)
+            print("| " + " | ".join(_markdown(cell) for cell in row) + " |", file=self.out)
 
     def _write_table(self, cells: Cells) -> list[str]:
         """Write a table, and return the titles of the columns that did not fit."""
@@ -198,56 +199,27 @@ def open_report(
 
 @contextmanager
 def _on_stdout(format_: str, color: bool) -> Iterator[Report]:
-    yield Report(format_, sys.stdout, color)
+    if format_ != "json" or not _is_regular(sys.stdout):
+        yield Report(format_, sys.stdout, color)
+        return
+    with SpooledTemporaryFile(_IN_MEMORY, "w+", encoding="utf-8") as whole:  # half a document is none
+        yield Report(format_, cast(IO[str], whole), color)
+        whole.seek(0)
+        shutil.copyfileobj(whole, sys.stdout)
 
 
 @contextmanager
-def _in_file(format_: str, target: Path, force: bool, inputs: set[Path]) -> Iterator[Report]:
-    if target.is_dir():
-        raise DispatchmonError(f"{target} is a folder; name a file to write to")
-    if target.exists() and not target.is_file():  # /dev/null, a named pipe
-        with open(target, "w", encoding="utf-8") as out:
-            yield Report(format_, out, color=False)
-        return
-    if target.exists():
-        if any(path.exists() and path.samefile(target) for path in inputs):
-            raise DispatchmonError(f"{target} is the trace itself; name another file to write to")
-        if not force:
-            raise DispatchmonError(f"{target} exists already; --force overwrites it")
-    if not target.parent.is_dir():
-        raise DispatchmonError(f"there is no folder {target.parent} to write {target.name} into")
-    real = target.resolve()  # a link stays a link
-    with NamedTemporaryFile(
-        "w", encoding="utf-8", dir=real.parent, prefix=f".{real.name}.", suffix=".part", delete=False
-    ) as out:
-        try:
-            yield Report(format_, out, color=False)
-            out.flush()
-            os.chmod(out.name, real.stat().st_mode & 0o7777 if real.exists() else 0o666 & ~_umask())
-            os.replace(out.name, real)
-        except BaseException:
-            os.unlink(out.name)
-            raise
+def _in_file(format_: str, target: Path, force: bool, inputs: Collection[Path]) -> Iterator[Report]:
+    with file_target(target, force=force, inputs=inputs) as place, place.open("w", encoding="utf-8") as out:
+        yield Report(format_, out, color=False)
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def _json(value: Any, indent: int | None = None) -> str:
+def _is_regular(file: IO[str]) -> bool:
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent)
-    except ValueError:
-        return json.dumps(plain(value), ensure_ascii=False, allow_nan=False, indent=indent)
+        return stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+    except (OSError, ValueError):  # it is no file
+        return False
 
 
-def _csv(value: Any) -> str:
-    """Null is an empty field and an empty text is `""`, so that a reader can tell the model from outside it."""
-    if value is None:
-        return ""
-    if isinstance(value, list | tuple | dict):
-        value = _json(value)
-    text = str(value)
-    return '"' + text.replace('"', '""') + '"' if not text or any(c in text for c in '",\r\n') else text
+def _markdown(cell: str) -> str:
+    return printable(cell).replace("|", "\\|").replace("<", "\\<")

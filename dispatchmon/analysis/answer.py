@@ -7,7 +7,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-from dispatchmon.words.names import printable
+from dispatchmon.words.harmless import printable
 from dispatchmon.words.tables import Cells, as_html
 
 

@@ -82,6 +82,14 @@ def write_partitioned(
     return rows
 
 
+def is_export(path: Path) -> bool:
+    """Whether a Parquet file was written by one of the functions above."""
+    try:
+        return METADATA_KEY in (pq.read_schema(path).metadata or {})
+    except (pa.ArrowException, OSError):
+        return False
+
+
 def _pieces(batches: Iterable[pa.RecordBatch], by: Sequence[str]) -> Iterator[tuple[tuple[int, ...], pa.RecordBatch]]:
     """Yield the batches, cut where one of the columns changes, each piece with the values of these columns."""
     for batch in batches:

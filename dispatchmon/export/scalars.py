@@ -7,7 +7,6 @@ their elements together.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 from dispatchmon.reading.query import Filters, query
 from dispatchmon.reading.trace_files import TraceFiles
 from dispatchmon.schema import STATISTICS
+from dispatchmon.words.harmless import csv_line
 
 _COLUMNS = (
     "kind", "rank", "step", "phase", "module", "role", "arg", "name", "numel", *STATISTICS, "start_ns", "event")  # fmt: skip
@@ -100,11 +100,10 @@ def write_scalars(
         NotATraceError: the trace is damaged.
     """
     rows = 0
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("rank", "step", "name", "quantity", "statistic", "value"))
+    with open(path, "w", encoding="utf-8") as file:
+        print(csv_line(("rank", "step", "name", "quantity", "statistic", "value")), file=file)
         for each in scalars(trace, filters, on_progress=on_progress):
             value = int(each.value) if each.statistic in _COUNTS else each.value
-            writer.writerow((each.rank, each.step, each.of, each.quantity, each.statistic, value))
+            print(csv_line((each.rank, each.step, each.of, each.quantity, each.statistic, value)), file=file)
             rows += 1
     return rows

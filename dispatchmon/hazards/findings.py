@@ -21,6 +21,7 @@ from dispatchmon.packed.records import CALLBACK, EVENT, FOREIGN, NOT_ASKED, OWN,
 from dispatchmon.packed.tables import Tables
 from dispatchmon.values.tags import LABEL, VALUE
 from dispatchmon.values.values import Values
+from dispatchmon.words.harmless import printable_lines
 from dispatchmon.words.hazards import sentence
 
 MOST_SAID = 100  # warnings of one run
@@ -121,7 +122,7 @@ class Hazards:
         )  # fmt: skip
         if self.action == "raise":
             raise HazardError(text)
-        warnings.warn(f"dispatchmon: {text}", RuntimeWarning, stacklevel=6)
+        warnings.warn(f"dispatchmon: {printable_lines(text)}", RuntimeWarning, stacklevel=6)
 
     def nobody(self, plan: Plan, pending: Any, path: str | None) -> Write:
         """The write that this operator was the first to notice."""

@@ -22,6 +22,7 @@ from dispatchmon.packed.records import ROW
 from dispatchmon.schema import MODULE_ROLES
 from dispatchmon.torch_internals import DisableTorchFunction, kernels_only, local_part
 from dispatchmon.values.values import Values
+from dispatchmon.words.harmless import printable_lines
 
 WEIGHT_OF_PAST = 0.9  # weight of the past in a running mean
 SCALED_ROLES = ("grad_input", "grad_output", "raw_grad")  # what a GradScaler scales
@@ -214,7 +215,7 @@ class Alerts:
                 raise (NonFiniteError if hit.rule.nonfinite else AlertError)(hit.message())
             if hit.rule not in self.warned:
                 self.warned.add(hit.rule)
-                warnings.warn(f"dispatchmon: {hit.message()}", RuntimeWarning, stacklevel=6)
+                warnings.warn(f"dispatchmon: {printable_lines(hit.message())}", RuntimeWarning, stacklevel=6)
 
 
 def all_finite(optimizer: Optimizer) -> bool:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from dispatchmon.errors import NonFiniteError
 from dispatchmon.observing.on_nonfinite import Harm
 from dispatchmon.sink import Sink
+from dispatchmon.words.harmless import printable_lines
 
 if TYPE_CHECKING:
     from dispatchmon.analysis.nonfinite import NonFinite
@@ -143,4 +144,4 @@ class Alarm:
         self.spoke = True
         if self.raises:
             raise NonFiniteError(text)
-        warnings.warn(f"dispatchmon: {text}", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"dispatchmon: {printable_lines(text)}", RuntimeWarning, stacklevel=2)

@@ -47,6 +47,7 @@ from dispatchmon.torch_internals import DisableTorchFunction
 from dispatchmon.values.names import ParameterNames, owned_by
 from dispatchmon.values.values import Values
 from dispatchmon.words.closing_line import closing_line
+from dispatchmon.words.harmless import printable_lines
 from dispatchmon.writing.converter import Converter
 from dispatchmon.writing.flight_recorder import FlightRecorder
 from dispatchmon.writing.writer import TraceWriter
@@ -237,7 +238,7 @@ class Recording:
             line = closing_line(
                 self.path, n_bytes, sink.closed, said, alarming, sink.stopped, self.dispatches, record == ("ops",)
             )
-            print(line, file=sys.stderr)
+            print(printable_lines(line), file=sys.stderr)
         if alarm is not None and reason is None:
             alarm.at_end(answer)
             if self.writer.alerts is not None:
@@ -286,7 +287,8 @@ class Recording:
             self.on_failure(error)
             disk = isinstance(error, OSError)
             cause = f"cannot be written: {error}" if disk else f"was given up after an error: {error!r}"
-            warnings.warn(f"dispatchmon stopped recording: {self.path} {cause}", RuntimeWarning, stacklevel=4)
+            text = printable_lines(f"dispatchmon stopped recording: {self.path} {cause}")
+            warnings.warn(text, RuntimeWarning, stacklevel=4)
 
     # ------------------------------------------------------------------------------------------------- batches
     def flush(self) -> None:

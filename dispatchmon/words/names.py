@@ -23,11 +23,6 @@ def shape(sizes: Sequence[int] | None) -> str:
     return "" if sizes is None else f"[{', '.join(map(str, sizes))}]"
 
 
-def printable(text: str) -> str:
-    """Make what a trace says harmless for a terminal or a page: no control character passes."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
 def meant(word: str, known: Iterable[str]) -> str:
     """Say which known word a misspelt one is likely to be: ` (did you mean 'forward'?)`, or nothing."""
     near = get_close_matches(word, list(known), n=1, cutoff=0.6)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from html import escape
 
 from dispatchmon.words.figures import count
-from dispatchmon.words.names import printable
+from dispatchmon.words.harmless import printable
 
 GAP = 2  # spaces between columns
 _MOST_ROWS = 20  # of a table in HTML

@@ -78,7 +78,7 @@ def test_trace_is_never_overwritten_by_its_report(path, tmp_path, capsys):
     assert run(capsys, "summarize", path, "-o", link, "--force") == (
         1,
         "",
-        f"dispatchmon: {link} is the trace itself; name another file to write to\n",
+        f"dispatchmon: {link} is the trace itself; name another path to write to\n",
     )
     assert path.read_bytes() == before
 

@@ -3,7 +3,8 @@ How the command line says a number, a duration, a name.
 """
 
 from dispatchmon.words.figures import count, counted, duration, figure, number, size
-from dispatchmon.words.names import in_module, module_name, printable
+from dispatchmon.words.harmless import printable
+from dispatchmon.words.names import in_module, module_name
 from dispatchmon_cli.layout import cut_middle
 
 

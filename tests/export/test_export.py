@@ -116,8 +116,8 @@ def test_nothing_is_overwritten_without_force(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-o", "mine", "--partition", "step", "--force"], "mine is a folder that export has not made; name another path to write to"),
-        (["-o", "mine", "--force"], "mine is a folder that export has not made; name another path to write to"),
+        (["-o", "mine", "--partition", "step", "--force"], "mine holds what export has not written; name another path to write to"),
+        (["-o", "mine", "--force"], "mine is a folder; name a file to write to"),
         (["-o", "mine/notes.txt", "--partition", "step", "--force"], "mine/notes.txt is a file; name a folder to write to"),
         (["-o", "trace.arrow", "--force"], "trace.arrow is the trace itself; name another path to write to"),
         (["-o", "none/x.parquet"], "there is no folder none to write x.parquet into"),
