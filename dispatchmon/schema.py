@@ -39,7 +39,7 @@ def parts_folder(path: Path) -> Path:
     return path.with_name(f".{path.name}.parts")
 
 
-def checksum(data: bytes | bytearray, words: bytes, number: int) -> bytes | None:
+def checksum(data: bytes | memoryview, words: bytes, number: int, head: int | None = None) -> bytes | None:
     """
     Return the checksum of a batch in the words of the trace: XXH3 of its bytes, with the batch's number as the seed.
 
@@ -49,12 +49,13 @@ def checksum(data: bytes | bytearray, words: bytes, number: int) -> bytes | None
         words: what its custom metadata has under `CHECKSUM_KEY`. Where they stand in `data`, `xxh3_64:0000000000000000`
             is taken for them.
         number: of the batch in the file, from 0.
+        head: among how many of the first bytes `words` stand (default all).
 
     Returns:
         As `xxh3_64:0123456789abcdef`; None if `words` are not there.
     """
     view = memoryview(data)
-    if len(words) != len(CHECKSUM) + DIGITS or (at := data.find(words)) < 0:
+    if len(words) != len(CHECKSUM) + DIGITS or (at := bytes(view[:head]).find(words)) < 0:
         return None
     state = xxhash.xxh3_64(view[:at], seed=number)
     state.update(CHECKSUM + b"0" * DIGITS)

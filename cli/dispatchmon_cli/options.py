@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from dispatchmon.reading.arguments import read_interval
-from dispatchmon.reading.batches import Range
+from dispatchmon.reading.contents import Range
 from dispatchmon.reading.query import Filters
 from dispatchmon.reading.trace_files import TraceFiles, open_files
 from dispatchmon.schema import PHASES

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from dispatchmon.reading.batches import Range
+from dispatchmon.reading.contents import Range
 from dispatchmon.reading.query import checked
 from dispatchmon.reading.rows import rows
 from dispatchmon.schema import COLUMN_NAMES

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from dispatchmon.errors import SettingError
-from dispatchmon.reading.batches import Range
+from dispatchmon.reading.contents import Range
 from dispatchmon.reading.query import Filters, checked
 from dispatchmon.schema import COLUMN_NAMES, PHASES
 from dispatchmon.words.names import meant

@@ -9,15 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from dispatchmon.reading.messages import Damaged, custom_metadata, read_at, unpacked_size, walk
+from dispatchmon.reading.contents import Contents, Within
+from dispatchmon.reading.messages import (
+    STREAM_START,
+    Damaged,
+    custom_metadata,
+    read_at,
+    read_into,
+    unpacked_size,
+    walk,
+)
 from dispatchmon.schema import CHECKSUM_KEY, MOST_BYTES, MOST_ROWS, UNCHECKED, checksum
 
-Range = tuple[int | None, int | None]  # half-open; None is no end
 UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError, MemoryError, OverflowError, EOFError)
 _TAIL = b"\xff\xff\xff\xff\0\0\0\0"  # the end of an Arrow stream
 
@@ -35,7 +41,7 @@ class BatchReader:
 
     def __init__(self, path: Path) -> None:
         # Not memory-mapped: of a file that shrinks meanwhile that would end the interpreter.
-        self.file: BinaryIO = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by close
+        self.file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by close
         try:
             self.messages, self.closed = walk(self.file)
             if not self.messages:
@@ -67,18 +73,19 @@ class BatchReader:
         return list(self.schema.names)
 
     def read(
-        self, number: int, columns: Sequence[str], ranges: Mapping[str, Range], *, checked: bool
+        self, number: int, columns: Sequence[str], within: Within, known: Contents, *, checked: bool
     ) -> tuple[pa.RecordBatch | None, dict[bytes, bytes]]:
         """
         Read one batch with these columns, and the custom metadata it carries.
 
-        The batch is None if it has no row in the ranges, or if no column is asked for. Its bytes are verified before
+        The batch is None if it has no row within what is asked for, or if no column is asked for. Its bytes are verified before
         anything is made of them.
 
         Args:
             number: of the batch, from 0.
             columns: names of columns of the file.
-            ranges: by columns of the file.
+            within: by columns of the file.
+            known: what is known of the batch already; what is learned is put there.
             checked: whether the batch must have a checksum.
 
         Raises:
@@ -86,30 +93,45 @@ class BatchReader:
         """
         message = self.messages[number]
         start = self.messages[number - 1].stop if number else 0
-        data = read_at(self.file, start, message.stop - start)
-        if len(data) < message.stop - start:
-            raise Damaged("the file ends before it")
-        own = memoryview(data)[message.start - start :]
+        stream, data = self._loaded(number, start, message.stop)
+        own = data[message.start - start :]
         rows, size = unpacked_size(own, message.body - message.start)
         if rows < 0 or rows > MOST_ROWS or size > MOST_BYTES:
             raise Damaged(
                 f"it says that it has {rows:,} rows in {size:,} bytes, and at most {MOST_ROWS:,} in {MOST_BYTES:,} are read"
             )
         words = custom_metadata(own, message.body - message.start)
-        self._verify(data, words, number, checked)
-        stream = b"".join((self.prefix, own, _TAIL))
-        if not columns or (ranges and not _reaches(self._decoded(stream, list(ranges)), ranges)):
+        self._verify(data, message.body - start, words, number, checked)
+        if not columns:
             return None, words
+        if unknown := [name for name in within if name not in known.columns]:
+            known.learn(self._decoded(stream, unknown), words.get(CHECKSUM_KEY))
+            if not known.may_hold(within):
+                return None, words
         return self._decoded(stream, columns), words
 
-    def _decoded(self, stream: bytes, columns: Sequence[str]) -> pa.RecordBatch:
+    def _loaded(self, number: int, start: int, stop: int) -> tuple[pa.Buffer, memoryview]:
+        """These bytes of the file, once: as an Arrow stream of the schema and this batch, and as they are."""
+        prefix = self.prefix if number else b""  # the first batch has the schema before it
+        buffer = pa.allocate_buffer(len(prefix) + stop - start + len(_TAIL))
+        view = memoryview(buffer).cast("B")
+        view[: len(prefix)] = prefix
+        view[len(view) - len(_TAIL) :] = _TAIL
+        data = view[len(prefix) : len(view) - len(_TAIL)]
+        if read_into(self.file, start, data) < len(data):
+            raise Damaged("the file ends before it")
+        return buffer.slice(0 if number else STREAM_START), data.toreadonly()
+
+    def _decoded(self, stream: pa.Buffer, columns: Sequence[str]) -> pa.RecordBatch:
         indices = [self.plain.get_field_index(name) for name in columns]
         options = pa.ipc.IpcReadOptions(included_fields=indices)
-        batch = pa.ipc.open_stream(pa.py_buffer(stream), options=options).read_next_batch()
+        batch = pa.ipc.open_stream(stream, options=options).read_next_batch()
         batch.validate(full=True)  # a damaged offset must never reach an engine that trusts it
         return batch
 
-    def _verify(self, data: bytes, words: Mapping[bytes, bytes], number: int, checked: bool) -> None:
+    def _verify(
+        self, data: memoryview, head: int, words: Mapping[bytes, bytes], number: int, checked: bool
+    ) -> None:
         found = words.get(CHECKSUM_KEY)
         last_of_cut = not self.closed and number == len(self.messages) - 1
         if found is None:
@@ -117,16 +139,6 @@ class BatchReader:
                 raise Damaged("its checksum is missing")
         elif found.startswith(UNCHECKED) and last_of_cut:
             pass  # the process was killed between the batch and its checksum
-        elif checksum(data, found, number) != found:
+        elif checksum(data, found, number, head) != found:
             raise Damaged("its checksum is another, so it has changed since it was written")
 
-
-def _reaches(batch: pa.RecordBatch, ranges: Mapping[str, Range]) -> bool:
-    """Whether a batch may have rows in all of the ranges."""
-    for name, (start, stop) in ranges.items():
-        ends = pc.min_max(batch.column(name)).as_py()
-        if ends["min"] is None or (start is not None and ends["max"] < start):
-            return False
-        if stop is not None and ends["min"] >= stop:
-            return False
-    return True

@@ -12,6 +12,7 @@ those of Message.fbs.
 from __future__ import annotations
 
 import struct
+from io import FileIO
 from typing import BinaryIO, NamedTuple
 
 MAGIC = b"ARROW1"
@@ -82,6 +83,15 @@ def read_at(file: BinaryIO, at: int, size: int) -> bytes:
     while len(data) < size and (more := file.read(size - len(data))):  # an unbuffered read may give less
         data += more
     return data
+
+
+def read_into(file: FileIO, at: int, data: memoryview) -> int:
+    """Fill memory with the bytes of a file; return how many there were."""
+    file.seek(at)
+    done = 0
+    while done < len(data) and (n := file.readinto(data[done:])):
+        done += n
+    return done
 
 
 def unpacked_size(data: memoryview, header: int) -> tuple[int, int]:

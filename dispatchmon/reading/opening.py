@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from dispatchmon.errors import NotATraceError, TraceNotFoundError, TraceVersionError
 from dispatchmon.reading.batches import UNREADABLE, BatchReader
+from dispatchmon.reading.contents import Contents
 from dispatchmon.reading.forms import CLOSING, METADATA, read
 from dispatchmon.reading.messages import MAGIC, Damaged
 from dispatchmon.reading.trace_file import TraceFile, version_of
@@ -79,7 +80,7 @@ def _opened(path: Path, reader: BatchReader, metadata: dict[str, Any]) -> TraceF
     if reader.closed:
         try:
             if batches:
-                closing = _closing(reader.read(batches - 1, (), {}, checked=checked)[1])
+                closing = _closing(reader.read(batches - 1, (), {}, Contents(), checked=checked)[1])
         except UNREADABLE as error:
             reason = str(error) if isinstance(error, Damaged) else "its end cannot be read"
             raise NotATraceError(f"{path} is damaged: {reason}; record it again") from error
@@ -87,7 +88,7 @@ def _opened(path: Path, reader: BatchReader, metadata: dict[str, Any]) -> TraceF
     rows = 0
     for number in range(batches):
         try:
-            batch, words = reader.read(number, columns[:1], {}, checked=checked)
+            batch, words = reader.read(number, columns[:1], {}, Contents(), checked=checked)
             closing = _closing(words)
         except UNREADABLE:
             batches = number  # here is the cut

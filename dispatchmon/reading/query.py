@@ -17,18 +17,13 @@ import duckdb
 import pyarrow as pa
 
 from dispatchmon.errors import DispatchmonError
-from dispatchmon.reading.batches import Range
+from dispatchmon.reading.contents import Range, Within
+from dispatchmon.reading.database import connected
 from dispatchmon.reading.trace_files import TraceFiles
 from dispatchmon.schema import COLUMN_NAMES, SCHEMA
 
 _ROWS_AT_ONCE = 4096
 _BATCH_ROWS = 1 << 15
-CLOSED: dict[str, Any] = {
-    "enable_external_access": "false",
-    "autoload_known_extensions": "false",
-    "autoinstall_known_extensions": "false",
-    "python_enable_replacements": "false",
-}
 
 
 @dataclass(frozen=True)
@@ -99,7 +94,7 @@ def checked(where: str) -> str:
     Raises:
         DispatchmonError: it is none; the message says why.
     """
-    with duckdb.connect(":memory:", config=CLOSED) as connection:
+    with connected() as connection:
         try:
             connection.from_arrow(SCHEMA.empty_table()).filter(where)
         except duckdb.Error as error:
@@ -115,6 +110,7 @@ def query(
     filters: Filters | None = None,
     *,
     values: Mapping[str, Any] | None = None,
+    within: Within | None = None,
     on_progress: Callable[[float], None] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """
@@ -126,13 +122,14 @@ def query(
         columns: the columns that the statement looks at. Only these are read from the file.
         filters: which rows are asked about.
         values: values of the statement's named parameters (`$name`); for whatever a user has typed.
+        within: batches without such rows need not be read; the statement leaves out the other rows of the others.
         on_progress: called with the part of the trace that is read, from 0 to 1.
 
     Raises:
         NotATraceError: a batch is damaged.
         DispatchmonError: the statement is wrong; the message says where.
     """
-    with _asked(trace, sql, columns, filters or Filters(), values or {}, on_progress) as (connection, text, given):
+    with _asked(trace, sql, columns, filters or Filters(), values or {}, within or {}, on_progress) as (connection, text, given):
         answer = connection.execute(text, given)
         keys = [column[0] for column in answer.description]
         while rows := answer.fetchmany(_ROWS_AT_ONCE):
@@ -166,7 +163,7 @@ def select(
         return
     said = ", ".join(f"{expressions.get(name, quoted(name))} AS {quoted(name)}" for name in columns)
     sql = f"SELECT {said} FROM trace"
-    with _asked(trace, sql, columns, filters, {}, on_progress) as (connection, text, given):
+    with _asked(trace, sql, columns, filters, {}, {}, on_progress) as (connection, text, given):
         answer = connection.sql(text, params=given)
         reader = (
             answer.to_arrow_reader if hasattr(answer, "to_arrow_reader") else answer.fetch_arrow_reader
@@ -186,13 +183,14 @@ def _asked(
     columns: Iterable[str],
     filters: Filters,
     values: Mapping[str, Any],
+    within: Within,
     on_progress: Callable[[float], None] | None,
 ) -> Iterator[tuple[Any, str, dict[str, Any]]]:
     """Yield a connection, the whole statement, and its parameters; translate what goes wrong while it answers."""
     condition, filter_values = filters.condition()
     names = list(dict.fromkeys([*columns, *filters.columns])) or ["event"]
     stopped_by: list[BaseException] = []
-    source = trace.scan(names, ranks=filters.ranks or None, within=filters.ranges, on_progress=on_progress)
+    source = trace.scan(names, ranks=filters.ranks or None, within={**within, **filters.ranges}, on_progress=on_progress)
 
     def batches() -> Iterator[pa.RecordBatch]:
         try:
@@ -201,10 +199,8 @@ def _asked(
             stopped_by.append(error)
             raise
 
-    with duckdb.connect(":memory:", config=CLOSED) as connection:
+    with connected() as connection:
         connection.register("every_row", pa.RecordBatchReader.from_batches(source.schema, batches()))
-        connection.execute("SET enable_progress_bar = false")  # it would go to stdout, between the data
-        connection.execute("SET lock_configuration = true")
         try:
             text = f"WITH trace AS NOT MATERIALIZED (SELECT * FROM every_row WHERE {condition}) {sql}"
             yield connection, text, {**filter_values, **values}

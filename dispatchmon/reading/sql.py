@@ -12,7 +12,7 @@ import duckdb
 import pyarrow as pa
 
 from dispatchmon.errors import DispatchmonError, SettingError
-from dispatchmon.reading.query import CLOSED
+from dispatchmon.reading.database import connected
 from dispatchmon.reading.trace_files import TraceFiles
 from dispatchmon.schema import COLUMN_NAMES, SCHEMA
 
@@ -33,8 +33,7 @@ def answered(trace: TraceFiles, statement: str) -> pa.Table:
     """
     if not isinstance(statement, str):
         raise SettingError(f"the statement is {statement!r}: {_EXAMPLE}")
-    with duckdb.connect(":memory:", config=CLOSED) as connection:
-        connection.execute("SET enable_progress_bar = false")  # it would go to stdout
+    with connected() as connection:
         try:
             _require_one_select(connection, statement)
             columns = looked_at(connection, statement)
@@ -44,7 +43,6 @@ def answered(trace: TraceFiles, statement: str) -> pa.Table:
         except duckdb.Error as error:
             raise DispatchmonError(f"the statement is not understood: {_problem(error)}") from error
         connection.register("trace", trace.scan(columns).read_all())
-        connection.execute("SET lock_configuration = true")
         try:
             return _narrowed(connection.sql(statement).to_arrow_table())
         except (duckdb.Error, RuntimeError) as error:

@@ -5,17 +5,18 @@ One file of a trace: what one process wrote, complete or cut.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from dispatchmon.errors import NotATraceError
-from dispatchmon.reading.batches import UNREADABLE, BatchReader, Range
+from dispatchmon.reading.batches import UNREADABLE, BatchReader
+from dispatchmon.reading.contents import Contents, Within
 from dispatchmon.reading.messages import Damaged
 from dispatchmon.reading.validation import Validator
-from dispatchmon.schema import CHECKSUM_MINOR, FORMAT_MINOR, SCHEMA, parts_folder
+from dispatchmon.schema import CHECKSUM_KEY, CHECKSUM_MINOR, FORMAT_MINOR, SCHEMA, parts_folder
 
 _NO_LOSS = "values not there yet"  # memory that nothing has written: there was no number to miss
 
@@ -28,7 +29,8 @@ class TraceFile:
     `metadata` is what was known when the file was opened, `closing` what was known when it was closed (None if it never
     was), both as in `docs/format.md`. `rows` is the number of rows that can be read, None where a closed file does not
     say; `batches` is how many record batches hold them. `parts` are the files that a flight recorder left behind when it
-    was killed: they are read in the place of the file itself.
+    was killed: they are read in the place of the file itself. `contents` is what is known of the batches that were read
+    already.
     """
 
     path: Path
@@ -40,6 +42,7 @@ class TraceFile:
     size: int
     columns: tuple[str, ...]
     parts: tuple[TraceFile, ...] = ()
+    contents: dict[int, Contents] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def rank(self) -> int:
@@ -82,13 +85,13 @@ class TraceFile:
         self,
         columns: Sequence[str],
         on_batch: Callable[[], None] = lambda: None,
-        within: Mapping[str, Range] | None = None,
+        within: Within | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """
         Yield the file's record batches in order, with exactly these columns.
 
         A column that the file does not have, because an older dispatchmon wrote it, is null. A batch that has no row
-        in the ranges `within` is left out, and if the file was closed, nothing else of it is read.
+        `within` what is asked for is left out: if that is known from an earlier scan, nothing of it is read.
 
         Raises:
             NotATraceError: a batch is damaged.
@@ -100,9 +103,10 @@ class TraceFile:
         present = set(self.columns)
         schema = pa.schema([SCHEMA.field(name) for name in columns])
         wanted = [name for name in columns if name in present] or [self.columns[0]]
-        ranges = {name: ends for name, ends in (within or {}).items() if name in present}
+        asked = {name: wanted for name, wanted in (within or {}).items() if name in present}
         minor = version_of(self.metadata)[1]
         validator = Validator(known=minor <= FORMAT_MINOR)
+        together = frozenset(wanted)
         number = rows = 0
         whole = True  # every batch was read, none left out
         try:
@@ -110,10 +114,17 @@ class TraceFile:
                 if len(reader) < self.batches or reader.schema.metadata is None:
                     raise _Changed
                 for number in range(self.batches):
-                    batch, _ = reader.read(number, wanted, ranges, checked=minor >= CHECKSUM_MINOR)
-                    whole = whole and batch is not None
-                    if batch is not None:
-                        validator.check(batch)
+                    contents = self.contents.setdefault(number, Contents())
+                    batch, words = None, {}
+                    if contents.may_hold(asked):
+                        batch, words = reader.read(number, wanted, asked, contents, checked=minor >= CHECKSUM_MINOR)
+                    if batch is None:
+                        whole = False
+                    else:
+                        contents.learn(batch, words.get(CHECKSUM_KEY))
+                        if not contents.is_checked(wanted):
+                            validator.check(batch, contents)
+                            contents.checked.append(together)
                         rows += batch.num_rows
                         arrays = [
                             batch.column(f.name) if f.name in present else pa.nulls(batch.num_rows, f.type)

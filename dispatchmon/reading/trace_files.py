@@ -7,7 +7,7 @@ Nothing here loads a whole trace: `TraceFiles.scan` reads one record batch at a 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from dispatchmon.errors import DispatchmonError, NotATraceError, TraceNotFoundError
-from dispatchmon.reading.batches import Range
+from dispatchmon.reading.contents import Within
 from dispatchmon.reading.opening import open_file
 from dispatchmon.reading.trace_file import TraceFile
 from dispatchmon.schema import SCHEMA
@@ -75,7 +75,7 @@ class TraceFiles:
         columns: Sequence[str] | None = None,
         *,
         ranks: Collection[int] | None = None,
-        within: Mapping[str, Range] | None = None,
+        within: Within | None = None,
         on_progress: Callable[[float], None] | None = None,
     ) -> pa.RecordBatchReader:
         """
@@ -84,8 +84,8 @@ class TraceFiles:
         Args:
             columns: names of the columns to read (default all); the others are not even decompressed.
             ranks: read only the files of these ranks.
-            within: leave out the batches that have no row in these ranges, by column. Of those that have one all rows
-                come.
+            within: leave out the batches that have no row with such values, by column: in a range, one of some words of
+                the format, one of some sorted numbers. Of those that have one all rows come.
             on_progress: called after each batch with the part that is done, from 0 to 1.
 
         Raises:

@@ -17,8 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dispatchmon.memory.cells import MOST_CELLS, cells_of
+from dispatchmon.reading.contents import VOCABULARY, Contents
 from dispatchmon.reading.messages import Damaged
-from dispatchmon.schema import COLUMNS, KINDS, MUTATIONS, PHASES, ROLES
+from dispatchmon.schema import COLUMNS
 
 Numbers = npt.NDArray[np.int64]
 MOST_ELEMENTS = float(1 << 62)  # of a tensor, and between the ends of one: what an int64 can still add up
@@ -26,9 +27,6 @@ MOST_ELEMENTS = float(1 << 62)  # of a tensor, and between the ends of one: what
 MOST_NUMBER = (1 << 63) - 1
 
 _NEVER_NULL = tuple(c.name for c in COLUMNS if c.null is None)
-_WORDS = {
-    "kind": pa.array(KINDS), "phase": pa.array(PHASES), "mutation": pa.array(MUTATIONS), "role": pa.array(ROLES),
-}  # fmt: skip
 _COUNTS = ("nan", "inf", "posinf", "zero")
 _NATURAL = (
     *("event", "rank", "step", "micro_step", "module_call", "storage", "version", "offset", "numel", *_COUNTS),
@@ -48,9 +46,13 @@ class Validator:
         self.known = known
         self.last = 0  # event of the last row
 
-    def check(self, batch: pa.RecordBatch) -> None:
+    def check(self, batch: pa.RecordBatch, contents: Contents) -> None:
         """
         Require a batch to hold rows that a monitor could have written, as far as its columns show.
+
+        Args:
+            batch: the batch.
+            contents: what was learned of its columns.
 
         Raises:
             Damaged: it does not; the message says what is wrong.
@@ -59,10 +61,11 @@ class Validator:
         for name, column in columns.items():
             if column.null_count and name in _NEVER_NULL:
                 raise Damaged(f"it has a row whose {name} is null")
-            if name in _NATURAL:
-                _require_natural(name, column)
-            elif self.known and name in _WORDS:
-                _require_words(name, column)
+            known = contents.columns.get(name)
+            if name in _NATURAL and isinstance(known, tuple):
+                _require_natural(name, known[0])
+            elif self.known and isinstance(known, frozenset) and not known <= VOCABULARY[name]:
+                raise Damaged(f"it has a row whose {name} is no {name} of the format")
         if "event" in columns:
             self._require_order(columns["event"])
         _require_counts(columns)
@@ -77,15 +80,9 @@ class Validator:
             self.last = int(events[-1])
 
 
-def _require_natural(name: str, column: pa.Array) -> None:
-    least = pc.min(column).as_py()
+def _require_natural(name: str, least: float | None) -> None:
     if least is not None and least < 0:
         raise Damaged(f"it has a row whose {name} is {least}")
-
-
-def _require_words(name: str, column: pa.Array) -> None:
-    if pc.any(pc.is_null(pc.index_in(column.drop_null(), _WORDS[name]))).as_py():
-        raise Damaged(f"it has a row whose {name} is no {name} of the format")
 
 
 def _require_counts(columns: dict[str, pa.Array]) -> None:
@@ -116,7 +113,7 @@ def _require_place(columns: dict[str, pa.Array]) -> None:
             flat = column.flatten()
             if flat.null_count:
                 raise Damaged(f"it has a row with a {name} that is null")
-            _require_natural(name, flat)
+            _require_natural(name, pc.min(flat).as_py())
     if shape is None:
         return
     sizes, lengths = shape.flatten().to_numpy(), _filled(pc.list_value_length(shape), 0)
