@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from dispatchmon.reading.contents import Contents, Within
+from dispatchmon.reading.contents import Contents, Test, Within
 from dispatchmon.reading.messages import (
     STREAM_START,
     Damaged,
@@ -73,13 +73,20 @@ class BatchReader:
         return list(self.schema.names)
 
     def read(
-        self, number: int, columns: Sequence[str], within: Within, known: Contents, *, checked: bool
+        self,
+        number: int,
+        columns: Sequence[str],
+        within: Within,
+        known: Contents,
+        *,
+        checked: bool,
+        test: Test | None = None,
     ) -> tuple[pa.RecordBatch | None, dict[bytes, bytes]]:
         """
         Read one batch with these columns, and the custom metadata it carries.
 
-        The batch is None if it has no row within what is asked for, or if no column is asked for. Its bytes are verified before
-        anything is made of them.
+        The batch is None if it has no row within what is asked for, if no column is asked for, or if nobody needs it. Its
+        bytes are verified before anything is made of them.
 
         Args:
             number: of the batch, from 0.
@@ -87,6 +94,7 @@ class BatchReader:
             within: by columns of the file.
             known: what is known of the batch already; what is learned is put there.
             checked: whether the batch must have a checksum.
+            test: whether anybody needs it, by columns of the file.
 
         Raises:
             UNREADABLE: it is damaged.
@@ -108,6 +116,8 @@ class BatchReader:
             known.learn(self._decoded(stream, unknown), words.get(CHECKSUM_KEY))
             if not known.may_hold(within):
                 return None, words
+        if test is not None and not test.needs(self._decoded(stream, test.columns)):
+            return None, words
         return self._decoded(stream, columns), words
 
     def _loaded(self, number: int, start: int, stop: int) -> tuple[pa.Buffer, memoryview]:

@@ -1,13 +1,15 @@
 """
 What is known of a batch once it was read: a later question passes over the batches that cannot matter to it.
 
-Of a column of numbers that is the smallest and the largest, of one whose words the format names which of them it has.
+Of a column of whole numbers that is the smallest and the largest, of one of few words which of them it has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +20,24 @@ from dispatchmon.schema import KINDS, MUTATIONS, PHASES, ROLES
 
 Number = int | float
 Bounds = tuple[Number, Number] | None  # None: nothing but null
+Known = Bounds | frozenset[str] | str
 Range = tuple[int | None, int | None]  # half-open; None is no end
 Within = Mapping[str, Range | frozenset[str] | npt.NDArray[np.int64]]  # a range, some words, or sorted numbers
 
 VOCABULARY: dict[str, frozenset[str]] = {
     "kind": frozenset(KINDS), "phase": frozenset(PHASES), "mutation": frozenset(MUTATIONS), "role": frozenset(ROLES),
 }  # fmt: skip
+
+_WORDS = (*VOCABULARY, "op")
+_MOST_WORDS = 1 << 9  # that are kept of one batch: real ones have some hundred operators
+_ANYTHING = "anything"  # what is known of a column with more
+
+
+class Test(NamedTuple):
+    """Whether anybody needs a batch, by the rows of some of its columns: the others are read only then."""
+
+    columns: tuple[str, ...]
+    needs: Callable[[pa.RecordBatch], bool]
 
 
 @dataclass
@@ -34,7 +48,7 @@ class Contents:
     `checksum` is what its bytes had when it was learned, and `checked` the columns that were found in order together.
     """
 
-    columns: dict[str, Bounds | frozenset[str]] = field(default_factory=dict)
+    columns: dict[str, Known] = field(default_factory=dict)
     checksum: bytes | None = None
     checked: list[frozenset[str]] = field(default_factory=list)
 
@@ -44,7 +58,7 @@ class Contents:
             self.columns, self.checked, self.checksum = {}, [], checksum
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             if name not in self.columns:
-                if name in VOCABULARY:
+                if name in _WORDS:
                     self.columns[name] = _words(column)
                 elif pa.types.is_integer(column.type):
                     self.columns[name] = _bounds(column)
@@ -58,11 +72,14 @@ class Contents:
         return all(name not in self.columns or _meets(self.columns[name], wanted) for name, wanted in within.items())
 
 
-def _meets(known: Bounds | frozenset[str], wanted: Range | frozenset[str] | npt.NDArray[np.int64]) -> bool:
+def _meets(known: Known, wanted: Range | frozenset[str] | npt.NDArray[np.int64]) -> bool:
+    if known == _ANYTHING:
+        return True
     if isinstance(known, frozenset):
         return isinstance(wanted, frozenset) and not known.isdisjoint(wanted)
     if known is None:
         return False
+    assert isinstance(known, tuple)
     least, most = known
     if isinstance(wanted, np.ndarray):
         return bool(np.searchsorted(wanted, least) < np.searchsorted(wanted, most, "right"))
@@ -76,12 +93,12 @@ def _bounds(column: pa.Array) -> Bounds:
     return None if ends["min"] is None else (ends["min"], ends["max"])
 
 
-_shared: dict[frozenset[str], frozenset[str]] = {}  # few sets are met, again and again
+def _words(column: pa.Array) -> Known:
+    found = pc.unique(column.drop_null())
+    return _shared(frozenset(found.to_pylist())) if len(found) <= _MOST_WORDS else _ANYTHING
 
 
-def _words(column: pa.Array) -> frozenset[str]:
-    found = frozenset(word for word in pc.unique(column).to_pylist() if word is not None)
-    return _shared.setdefault(found, found) if found <= _EVERY_WORD else found
-
-
-_EVERY_WORD = frozenset().union(*VOCABULARY.values())
+@lru_cache(maxsize=1 << 10)
+def _shared(words: frozenset[str]) -> frozenset[str]:
+    """The same words as one object: most batches have those of the one before."""
+    return words

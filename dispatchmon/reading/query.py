@@ -129,7 +129,8 @@ def query(
         NotATraceError: a batch is damaged.
         DispatchmonError: the statement is wrong; the message says where.
     """
-    with _asked(trace, sql, columns, filters or Filters(), values or {}, within or {}, on_progress) as (connection, text, given):
+    asked = _asked(trace, sql, columns, filters or Filters(), values or {}, within or {}, on_progress)
+    with asked as (connection, text, given):
         answer = connection.execute(text, given)
         keys = [column[0] for column in answer.description]
         while rows := answer.fetchmany(_ROWS_AT_ONCE):

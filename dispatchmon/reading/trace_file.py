@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from dispatchmon.errors import NotATraceError
 from dispatchmon.reading.batches import UNREADABLE, BatchReader
-from dispatchmon.reading.contents import Contents, Within
+from dispatchmon.reading.contents import Contents, Test, Within
 from dispatchmon.reading.messages import Damaged
 from dispatchmon.reading.validation import Validator
 from dispatchmon.schema import CHECKSUM_KEY, CHECKSUM_MINOR, FORMAT_MINOR, SCHEMA, parts_folder
@@ -86,18 +86,20 @@ class TraceFile:
         columns: Sequence[str],
         on_batch: Callable[[], None] = lambda: None,
         within: Within | None = None,
+        test: Test | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """
         Yield the file's record batches in order, with exactly these columns.
 
         A column that the file does not have, because an older dispatchmon wrote it, is null. A batch that has no row
-        `within` what is asked for is left out: if that is known from an earlier scan, nothing of it is read.
+        `within` what is asked for is left out: if that is known from an earlier scan, nothing of it is read. So is one
+        that nobody needs, by a test of columns that the file has.
 
         Raises:
             NotATraceError: a batch is damaged.
         """
         for part in self.parts:
-            yield from part.scan(columns, on_batch, within)
+            yield from part.scan(columns, on_batch, within, test)
         if self.parts:
             return
         present = set(self.columns)
@@ -115,12 +117,15 @@ class TraceFile:
                     raise _Changed
                 for number in range(self.batches):
                     contents = self.contents.setdefault(number, Contents())
-                    batch, words = None, {}
-                    if contents.may_hold(asked):
-                        batch, words = reader.read(number, wanted, asked, contents, checked=minor >= CHECKSUM_MINOR)
-                    if batch is None:
+                    if not contents.may_hold(asked):
                         whole = False
-                    else:
+                        on_batch()
+                        continue
+                    batch, words = reader.read(
+                        number, wanted, asked, contents, checked=minor >= CHECKSUM_MINOR, test=test
+                    )
+                    whole = whole and batch is not None
+                    if batch is not None:
                         contents.learn(batch, words.get(CHECKSUM_KEY))
                         if not contents.is_checked(wanted):
                             validator.check(batch, contents)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from dispatchmon.errors import DispatchmonError, NotATraceError, TraceNotFoundError
-from dispatchmon.reading.contents import Within
+from dispatchmon.reading.contents import Test, Within
 from dispatchmon.reading.opening import open_file
 from dispatchmon.reading.trace_file import TraceFile
 from dispatchmon.schema import SCHEMA
@@ -76,6 +76,7 @@ class TraceFiles:
         *,
         ranks: Collection[int] | None = None,
         within: Within | None = None,
+        test: Test | None = None,
         on_progress: Callable[[float], None] | None = None,
     ) -> pa.RecordBatchReader:
         """
@@ -86,6 +87,7 @@ class TraceFiles:
             ranks: read only the files of these ranks.
             within: leave out the batches that have no row with such values, by column: in a range, one of some words of
                 the format, one of some sorted numbers. Of those that have one all rows come.
+            test: leave out the batches that nobody needs as well, by a test of columns that every trace has.
             on_progress: called after each batch with the part that is done, from 0 to 1.
 
         Raises:
@@ -104,7 +106,7 @@ class TraceFiles:
             if on_progress is not None:
                 on_progress(done / total)
 
-        batches = (batch for file in files for batch in file.scan(names, on_batch, within))
+        batches = (batch for file in files for batch in file.scan(names, on_batch, within, test))
         return pa.RecordBatchReader.from_batches(pa.schema([SCHEMA.field(name) for name in names]), batches)
 
 

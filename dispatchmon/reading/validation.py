@@ -64,7 +64,7 @@ class Validator:
             known = contents.columns.get(name)
             if name in _NATURAL and isinstance(known, tuple):
                 _require_natural(name, known[0])
-            elif self.known and isinstance(known, frozenset) and not known <= VOCABULARY[name]:
+            elif self.known and name in VOCABULARY and not (isinstance(known, frozenset) and known <= VOCABULARY[name]):
                 raise Damaged(f"it has a row whose {name} is no {name} of the format")
         if "event" in columns:
             self._require_order(columns["event"])

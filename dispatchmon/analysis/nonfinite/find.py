@@ -30,7 +30,6 @@ from dispatchmon.analysis.nonfinite.rows import (
     events,
     events_between,
     events_by_number,
-    last_touches,
     survey,
 )
 from dispatchmon.analysis.nonfinite.search import Search
@@ -113,7 +112,6 @@ def followed(
     described = (p for file in trace.files if file.rank == rank for p in file.metadata.get("parameters") or ())
     found = Search(wanted, frozenset(p["name"] for p in described if isinstance(p, dict) and "name" in p))
     if wanted.storages:
-        last_touches(trace, rank, wanted)
         prepare(wanted)
         found.run(events(trace, rank, found.followed))
         mark_masks(trace, rank, found)

@@ -1,8 +1,8 @@
 """
 The rows that the search looks at: those of events that touch memory which ever holds a non-finite or an unwritten value.
 
-Two scans of a few columns find that memory, a third one reads the events. Of a trace without NaN, Inf and unwritten memory
-next to nothing is read.
+One scan of a few columns finds that memory, a second one reads the events, and all columns only of the batches that have
+some. Of a trace without NaN, Inf and unwritten memory next to nothing is read.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dispatchmon.reading.contents import Test
 from dispatchmon.reading.forms import read_arguments
 from dispatchmon.reading.trace_files import TraceFiles
 
@@ -30,6 +31,7 @@ _VIEWS = (
 _ALLOCATORS = r"^aten\.(new_)?(empty(_like|_strided|_permuted)?|resize_|resize_as_)\."
 _SCALER = r"^aten\._amp_"
 Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(slots=True)
@@ -183,86 +185,110 @@ def _numbers(column: pa.Array, null: int = -1) -> Ints:
     return found
 
 
+class _Words:
+    """A column of text by its distinct words, which are few: what is asked of a word is asked once."""
+
+    def __init__(self, column: pa.Array) -> None:
+        encoded = column.dictionary_encode()
+        self.words, self.at = encoded.dictionary, _numbers(encoded.indices)
+
+    def matching(self, pattern: str) -> Flags:
+        """Which rows have a word that the pattern is found in."""
+        return self._rows(pc.match_substring_regex(self.words, pattern))
+
+    def equal(self, word: str) -> Flags:
+        """Which rows have this word."""
+        return self._rows(pc.equal(self.words, word))
+
+    def _rows(self, of_words: pa.Array) -> Flags:
+        flags: Flags = np.append(of_words.to_numpy(zero_copy_only=False).astype(bool), False)  # the last is null's
+        return flags[self.at]
+
+
+class _Touched:
+    """The storages that matter, and which event touches each of them last."""
+
+    def __init__(self) -> None:
+        self.storages, self.last = np.zeros(0, np.int64), np.zeros(0, np.int64)
+
+    def see(self, storage: Ints, event: Ints, matters: Flags) -> None:
+        """Look at the rows of a batch; those that matter begin to matter in it."""
+        new = np.setdiff1d(storage[matters & (storage >= 0)], self.storages)
+        if len(new):
+            place = np.searchsorted(self.storages, new)
+            self.storages = np.insert(self.storages, place, new)
+            self.last = np.insert(self.last, place, -1)
+        if len(self.storages):
+            at = np.minimum(np.searchsorted(self.storages, storage), len(self.storages) - 1)
+            hit = self.storages[at] == storage
+            np.maximum.at(self.last, at[hit], event[hit])
+
+
+_SURVEYED = (
+    "kind", "event", "op", "phase", "role", "storage", "version", "dtype", "nan", "inf", "min", "max", "numel", "written",
+)  # fmt: skip
+_TOLD = (*_SURVEYED, "step", "module", "source", "name", "arg", "shape")  # of the largest value
+
+
 def survey(trace: TraceFiles, rank: int, on_progress: Callable[[float], None] | None = None) -> Wanted:
-    """Find the memory that matters, and the losses."""
-    storages: set[int] = set()
+    """Find the memory that matters, who touches it last, and the losses."""
+    touched = _Touched()
     losses: set[tuple[int, int]] = set()
     tensors = unmeasured = 0
     end = -1
-    largest: tuple[float, pa.RecordBatch, int] | None = None
-    columns = [
-        "kind",
-        "event",
-        "op",
-        "phase",
-        "role",
-        "storage",
-        "version",
-        "dtype",
-        "nan",
-        "inf",
-        "min",
-        "max",
-        "numel",
-        "written",
-    ]
-    columns += ["step", "module", "source", "name", "arg", "shape"]
-    for batch in trace.scan(columns, ranks=(rank,), on_progress=on_progress):
+    largest: tuple[float, dict[str, Any]] | None = None
+    for batch in trace.scan(_SURVEYED, ranks=(rank,), on_progress=on_progress):
         if not batch.num_rows:
             continue
         column = batch.column
-        is_op = pc.equal(column("kind"), "op")
-        end = max(end, pc.max(column("event").filter(is_op)).as_py() or 0)
-        real = pc.and_(is_op, pc.match_substring_regex(column("dtype").fill_null(""), "float|complex"))
-        counted = pc.or_kleene(column("nan").is_valid(), column("inf").is_valid())
-        tensors += real.true_count
-        unmeasured += pc.and_(real, pc.invert(counted)).true_count
-        bad = (_numbers(column("nan"), 0) > 0) | (_numbers(column("inf"), 0) > 0)
-        bad &= is_op.to_numpy(zero_copy_only=False)
-        fresh = pc.and_(
-            pc.match_substring_regex(column("op"), _ALLOCATORS), pc.equal(column("role"), "output").fill_null(False)
-        )
-        storage = _numbers(column("storage"))
-        found = bad | pc.and_(fresh, real).to_numpy(zero_copy_only=False)
-        storages.update(np.unique(storage[found]).tolist())
-        magnitude = pc.max_element_wise(pc.abs(column("min")), pc.abs(column("max")))
+        event, storage = _numbers(column("event")), _numbers(column("storage"))
+        op, role = _Words(column("op")), _Words(column("role"))
+        is_op = _Words(column("kind")).equal("op")
+        end = max(end, int(event[is_op].max(initial=0)))
+        real = is_op & _Words(column("dtype")).matching("float|complex")
+        unknown = column("nan").is_null().to_numpy(False) & column("inf").is_null().to_numpy(False)
+        tensors += int(real.sum())
+        unmeasured += int((real & unknown).sum())
+        bad = is_op & ((_numbers(column("nan"), 0) > 0) | (_numbers(column("inf"), 0) > 0))
+        fresh = real & op.matching(_ALLOCATORS) & role.equal("output")
+        touched.see(storage, event, bad | fresh)
         # What a write finds is an earlier result, and shown there, or memory that nobody has written (as in summary/find.py).
-        found_by_a_write = pc.and_(column("written"), pc.equal(column("role"), "input").fill_null(False))
-        made = pc.and_(real, pc.invert(pc.or_(found_by_a_write, pc.match_substring_regex(column("op"), _VIEWS))))
-        magnitude = pc.if_else(made, magnitude, None).fill_null(-1.0).to_numpy(zero_copy_only=False)
+        is_input = role.equal("input")
+        found_by_a_write = column("written").to_numpy(False).astype(bool) & is_input
+        made = real & ~(found_by_a_write | op.matching(_VIEWS))
+        magnitude = pc.max_element_wise(pc.abs(column("min")), pc.abs(column("max"))).fill_null(-1.0).to_numpy()
+        magnitude = np.where(made, magnitude, -1.0)
         at = int(magnitude.argmax())
         if magnitude[at] >= 0 and (largest is None or magnitude[at] > largest[0]):
-            largest = float(magnitude[at]), batch.slice(at, 1), at
-        ones = pc.and_(pc.equal(column("op"), "aten.ones_like.default"), pc.equal(column("phase"), "forward"))
-        ones = pc.and_(ones, pc.equal(column("role"), "input").fill_null(False)).to_numpy(zero_copy_only=False)
-        phases = column("phase").to_pylist() if ones.any() else []
-        for i in np.flatnonzero(ones).tolist():  # `backward()` starts with the gradient of the loss: ones
-            follows = phases[i + 2] if i + 2 < len(phases) else "backward"
-            if follows != "forward" and batch["numel"][i].as_py() == 1:
-                losses.add((int(storage[i]), int(batch["version"][i].as_py() or 0)))
-    storages.discard(-1)
-    wanted = Wanted(storages, {}, losses, tensors, unmeasured, end=end)
+            largest = float(magnitude[at]), batch.slice(at, 1).to_pylist()[0]
+        ones = op.equal("aten.ones_like.default") & is_input
+        if ones.any():
+            phases = column("phase").to_pylist()
+            for i in np.flatnonzero(ones).tolist():  # `backward()` starts with the gradient of the loss: ones
+                follows = phases[i + 2] if i + 2 < len(phases) else "backward"
+                if phases[i] == "forward" and follows != "forward" and batch["numel"][i].as_py() == 1:
+                    losses.add((int(storage[i]), int(batch["version"][i].as_py() or 0)))
+    last = dict(zip(touched.storages.tolist(), touched.last.tolist(), strict=True))
+    wanted = Wanted(set(last), last, losses, tensors, unmeasured, end=end)
     if largest is not None:
-        wanted.largest = _row(largest[1].to_pylist()[0])
+        wanted.largest = _told(trace, rank, largest[1])
     return wanted
+
+
+def _told(trace: TraceFiles, rank: int, seen: dict[str, Any]) -> Row:
+    """A row of which the survey has seen some columns, with those that tell where it is."""
+    at = np.array([seen["event"]], np.int64)
+    for batch in trace.scan(_TOLD, ranks=(rank,), within={"event": at}):
+        for row in batch.filter(pc.equal(batch.column("event"), seen["event"])).to_pylist():
+            if row.items() >= seen.items():
+                return _row(row)
+    return _row(seen)
 
 
 def _row(values: dict[str, Any]) -> Row:
     """A row of which only some columns were read."""
     known = {**dict.fromkeys(COLUMNS), **{k: v for k, v in values.items() if k in COLUMNS}}
     return Row(**known)
-
-
-def last_touches(trace: TraceFiles, rank: int, wanted: Wanted) -> None:
-    """Note which event touches each of the storages last, so that what is known of it can be dropped then."""
-    known = np.sort(np.fromiter(wanted.storages, np.int64))
-    last = np.full(len(known), -1, np.int64)
-    for batch in trace.scan(["event", "storage"], ranks=(rank,)):
-        storage = _numbers(batch.column("storage"))
-        at = np.minimum(np.searchsorted(known, storage), len(known) - 1)
-        hit = known[at] == storage
-        np.maximum.at(last, at[hit], _numbers(batch.column("event"))[hit])
-    wanted.last = dict(zip(known.tolist(), last.tolist(), strict=True))
 
 
 def events(trace: TraceFiles, rank: int, followed: set[int]) -> Iterator[Event]:
@@ -272,14 +298,22 @@ def events(trace: TraceFiles, rank: int, followed: set[int]) -> Iterator[Event]:
     The set may grow while the events are read: what touches a new member from then on comes too.
     """
     pending: list[Row] = []
-    for batch in trace.scan(["kind", *COLUMNS], ranks=(rank,)):
-        if not batch.num_rows:
-            continue
+
+    def hits(batch: pa.RecordBatch) -> Flags:
+        is_op = _Words(batch.column("kind")).equal("op")
+        touches = np.isin(_numbers(batch.column("storage")), np.fromiter(followed, np.int64))
+        return is_op & (touches | _Words(batch.column("op")).matching(_SCALER))
+
+    def needs(batch: pa.RecordBatch) -> bool:
+        goes_on = bool(pending and batch.num_rows) and batch.column("event")[0].as_py() == pending[0].event
+        return goes_on or bool(hits(batch).any())
+
+    test = Test(("kind", "op", "storage", "event"), needs)
+    for batch in trace.scan(["kind", *COLUMNS], ranks=(rank,), test=test):
         storage, number = _numbers(batch.column("storage")), _numbers(batch.column("event"))
-        is_op = pc.equal(batch.column("kind"), "op").to_numpy(zero_copy_only=False)
-        scaler = pc.match_substring_regex(batch.column("op"), _SCALER).to_numpy(zero_copy_only=False)
+        is_op = _Words(batch.column("kind")).equal("op")
         known: set[int] = set(followed)
-        hit = (np.isin(storage, np.fromiter(known, np.int64)) | scaler) & is_op
+        hit = hits(batch)
         starts = np.flatnonzero(np.diff(number, prepend=number[0] - 1))
         ends = np.append(starts[1:], len(number))
         if pending:
@@ -337,7 +371,7 @@ def events_between(trace: TraceFiles, rank: int, start: int, stop: int) -> list[
 def _events_in(trace: TraceFiles, rank: int, numbers: set[int] | range) -> Iterator[Event]:
     wanted = np.array(sorted(numbers), np.int64)
     pending: list[Row] = []
-    for batch in trace.scan(["kind", *COLUMNS], ranks=(rank,)):
+    for batch in trace.scan(["kind", *COLUMNS], ranks=(rank,), within={"event": wanted}):
         number = _numbers(batch.column("event"))
         hit = np.isin(number, wanted) & pc.equal(batch.column("kind"), "op").to_numpy(zero_copy_only=False)
         if not hit.any():
