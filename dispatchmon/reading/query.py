@@ -17,7 +17,7 @@ import duckdb
 import pyarrow as pa
 
 from dispatchmon.errors import DispatchmonError
-from dispatchmon.reading.contents import Range, Within
+from dispatchmon.reading.contents import Range, Test, Within
 from dispatchmon.reading.database import connected
 from dispatchmon.reading.trace_files import TraceFiles
 from dispatchmon.schema import COLUMN_NAMES, SCHEMA
@@ -111,6 +111,7 @@ def query(
     *,
     values: Mapping[str, Any] | None = None,
     within: Within | None = None,
+    test: Test | None = None,
     on_progress: Callable[[float], None] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """
@@ -122,14 +123,15 @@ def query(
         columns: the columns that the statement looks at. Only these are read from the file.
         filters: which rows are asked about.
         values: values of the statement's named parameters (`$name`); for whatever a user has typed.
-        within: batches without such rows need not be read; the statement leaves out the other rows of the others.
+        within, test: batches without such rows need not be read, as in `TraceFiles.scan`; the statement leaves out the other
+            rows of the others.
         on_progress: called with the part of the trace that is read, from 0 to 1.
 
     Raises:
         NotATraceError: a batch is damaged.
         DispatchmonError: the statement is wrong; the message says where.
     """
-    asked = _asked(trace, sql, columns, filters or Filters(), values or {}, within or {}, on_progress)
+    asked = _asked(trace, sql, columns, filters or Filters(), values or {}, on_progress, within or {}, test)
     with asked as (connection, text, given):
         answer = connection.execute(text, given)
         keys = [column[0] for column in answer.description]
@@ -164,7 +166,7 @@ def select(
         return
     said = ", ".join(f"{expressions.get(name, quoted(name))} AS {quoted(name)}" for name in columns)
     sql = f"SELECT {said} FROM trace"
-    with _asked(trace, sql, columns, filters, {}, {}, on_progress) as (connection, text, given):
+    with _asked(trace, sql, columns, filters, {}, on_progress) as (connection, text, given):
         answer = connection.sql(text, params=given)
         reader = (
             answer.to_arrow_reader if hasattr(answer, "to_arrow_reader") else answer.fetch_arrow_reader
@@ -184,14 +186,16 @@ def _asked(
     columns: Iterable[str],
     filters: Filters,
     values: Mapping[str, Any],
-    within: Within,
     on_progress: Callable[[float], None] | None,
+    within: Within | None = None,
+    test: Test | None = None,
 ) -> Iterator[tuple[Any, str, dict[str, Any]]]:
     """Yield a connection, the whole statement, and its parameters; translate what goes wrong while it answers."""
     condition, filter_values = filters.condition()
     names = list(dict.fromkeys([*columns, *filters.columns])) or ["event"]
     stopped_by: list[BaseException] = []
-    source = trace.scan(names, ranks=filters.ranks or None, within={**within, **filters.ranges}, on_progress=on_progress)
+    within = {**(within or {}), **filters.ranges}
+    source = trace.scan(names, ranks=filters.ranks or None, within=within, test=test, on_progress=on_progress)
 
     def batches() -> Iterator[pa.RecordBatch]:
         try:

@@ -12,13 +12,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import pyarrow.compute as pc
+
 from dispatchmon.analysis.audit.answer import STATISTICS, WRITE, Audit, Finding, Victim, Writes
 from dispatchmon.analysis.audit.overlaps import overlapping_writes
 from dispatchmon.analysis.audit.suggestions import suggestion
+from dispatchmon.reading.contents import Test, Within
 from dispatchmon.reading.forms import FINDING, read_arguments
 from dispatchmon.reading.query import Filters, query
 from dispatchmon.reading.trace_files import TraceFiles
-from dispatchmon.schema import PHASES
+from dispatchmon.schema import MUTATIONS, PHASES
 from dispatchmon.words.hazards import NOBODY, SEVERITIES, sentence
 
 MOST_NAMES = 5  # that a finding says beside its first
@@ -26,6 +30,10 @@ _ORDER = ("error", "warning", "note")
 # Operators of torch itself, of which some have schemas that hide a write.
 _KNOWN_LIARS = ("aten.", "c10d.", "_c10d_functional.", "fsdp.", "inductor.", "prims.", "quantized.", "symm_mem.")
 _WHAT = ("op", "module", "phase", "source", "arg", "name", "shape", "dtype")
+
+# Which batches have such rows.
+_HAZARD: Within = {"kind": frozenset({"hazard"})}
+_WRITING: Within = {"mutation": frozenset(MUTATIONS) - {"none"}}
 
 _HAZARDS = f"""
 SELECT {", ".join(_WHAT)}, arguments, role, min(rank) AS rank, min(step) AS step,
@@ -94,10 +102,11 @@ def audit(
         Writes(**{**row, "phases": tuple(row["phases"])})
         for row in query(
             trace, _INVENTORY, ("kind", "op", "module", "mutation", "phase", "arguments", "step", "source", "event"),
-            filters, on_progress=on_progress)
+            filters, within=_WRITING, on_progress=on_progress)
     )  # fmt: skip
     found = [*recorded(trace, filters)]
-    blocked = {(row["rank"], row["cause_event"]) for row in query(trace, _BLOCKED, ("kind", *_BLOCKED_BY), filters)}
+    refused = query(trace, _BLOCKED, ("kind", *_BLOCKED_BY), filters, within=_HAZARD)
+    blocked = {(row["rank"], row["cause_event"]) for row in refused}
     found += overlapping(trace, filters, blocked)
     found += undeclared(trace, filters)
     found += buffers(trace, filters)
@@ -126,7 +135,7 @@ def limits(trace: TraceFiles) -> Iterator[str]:
 def recorded(trace: TraceFiles, filters: Filters) -> Iterator[Finding]:
     """What was found while recording."""
     columns = (*_WHAT, "kind", "arguments", "role", "rank", "step", "event", "cause_event", "forward_event", "mutation")
-    for row in query(trace, _HAZARDS, columns, filters):
+    for row in query(trace, _HAZARDS, columns, filters, within=_HAZARD):
         details = read_arguments(row["arguments"], row["event"], FINDING)
         by_bytes = "finding" not in details  # found by digests: nobody is known to have written
         kind = details.get("finding", "undeclared-write")
@@ -231,8 +240,8 @@ def overlapping(trace: TraceFiles, filters: Filters, blocked: set[tuple[int, int
     if not why:
         return
     columns = (*_WHAT, "kind", "written", "role", "rank", "event", "step")
-    events = {"events": sorted({event for _, event in why})}
-    for row in query(trace, _OVERLAPPING, columns, filters, values=events):
+    events = sorted({event for _, event in why})
+    for row in query(trace, _OVERLAPPING, columns, filters, values={"events": events}, within=at(events)):
         if reason := why.pop((row["rank"], row["event"]), None):
             yield make(row, "overlapping-write", {"why": reason}, None, 1)
 
@@ -240,7 +249,8 @@ def overlapping(trace: TraceFiles, filters: Filters, blocked: set[tuple[int, int
 def undeclared(trace: TraceFiles, filters: Filters) -> Iterator[Finding]:
     """Operators that wrote what their schema does not declare."""
     columns = ("kind", "op", "module", "phase", "source", "rank", "event", "step", "arg", "name", "shape", "dtype")
-    for row in query(trace, _UNDECLARED, (*columns, "mutation", "written", "role"), filters):
+    within: Within = {"mutation": frozenset({"undeclared"})}
+    for row in query(trace, _UNDECLARED, (*columns, "mutation", "written", "role"), filters, within=within):
         names = [name for name in row.pop("names") if name]
         row |= {"arg": ", ".join(row.pop("args")), "name": ", ".join(names) or None}
         yield make(row, "undeclared-write", {"known": row["op"].startswith(_KNOWN_LIARS)}, None, row["times"])
@@ -251,7 +261,9 @@ def buffers(trace: TraceFiles, filters: Filters) -> Iterator[Finding]:
     parameters = [p["name"] for file in trace.files for p in file.metadata.get("parameters") or ()]
     prefixes = tuple(f"{name}." for name in parameters)
     columns = (*_WHAT, "kind", "written", "role", "mutation", "rank", "event", "step")
-    for row in query(trace, _BUFFERS, columns, filters, values={"parameters": parameters}):
+    named = Test(("name", "written"), lambda batch: pc.and_(batch["written"], batch["name"].is_valid()).true_count > 0)
+    values = {"parameters": parameters}
+    for row in query(trace, _BUFFERS, columns, filters, values=values, within=_WRITING, test=named):
         if not row["name"].startswith(prefixes) and not row["name"].endswith(".grad"):
             yield make(row, "buffer-write", {}, None, row["times"])
 
@@ -264,7 +276,7 @@ def with_details(trace: TraceFiles, found: list[Finding]) -> Iterator[Finding]:
     rows: dict[tuple[int, int], list[dict[str, Any]]] = {}
     if events:
         columns = ("kind", *_WHAT, "rank", "event", "role", "written", "storage", *STATISTICS)
-        for row in query(trace, _EVENTS, columns, values={"events": events}):
+        for row in query(trace, _EVENTS, columns, values={"events": events}, within=at(events)):
             rows.setdefault((row["rank"], row["event"]), []).append(row)
     for f in found:
         if f.severity == "note":
@@ -299,6 +311,11 @@ def said(f: Finding, details: Mapping[str, Any], loud: bool) -> str:
         f.kind, op=f.op, module=f.module, source=f.source, name=f.name, shape=f.shape, victim=lost, loud=loud,
         details=details,
     ).rstrip(".")  # fmt: skip
+
+
+def at(events: Sequence[int]) -> Within:
+    """The batches of these events."""
+    return {"event": np.array(sorted(events), np.int64)}
 
 
 def statistics(row: dict[str, Any] | None) -> dict[str, float | int | None] | None:

@@ -7,17 +7,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from dispatchmon.analysis.audit.pointwise import is_pointwise
 from dispatchmon.memory.regions import Region, itemsize, overlap, region, repeats
-from dispatchmon.reading.query import Filters, query
+from dispatchmon.reading.columns import Flags, Ints, Words, flags, numbers
+from dispatchmon.reading.contents import Test
+from dispatchmon.reading.query import Filters
 from dispatchmon.reading.trace_files import TraceFiles
 
 # These change what a tensor shows, and read no content.
 _METADATA = frozenset(
     "as_strided_ detach_ resize_ set_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_ resize_as_".split())  # fmt: skip
-_LOOKED_AT = ("rank", "event", "kind", "mutation", "role", "storage", "written")
-_NEEDED = (*_LOOKED_AT, "op", "arg", "offset", "shape", "stride", "dtype")
+_LOOKED_AT = ("event", "kind", "mutation", "role", "storage", "written", "stride")
+_NEEDED = (*_LOOKED_AT, "rank", "op", "arg", "offset", "shape", "dtype")
+_DECLARED = ("inplace", "out", "other")
+_WRITES = (*_DECLARED, "undeclared")
 
 
 @dataclass(frozen=True)
@@ -33,43 +39,58 @@ def overlapping_writes(
     trace: TraceFiles, filters: Filters, on_progress: Callable[[float], None] | None = None
 ) -> Iterator[Overlap]:
     """Find the events in which an operand is also what is written, in another place, or one cell is written many times."""
-    for batch in trace.scan(_NEEDED, ranks=filters.ranks or None, on_progress=on_progress):
+
+    def needs(batch: pa.RecordBatch) -> bool:
+        return bool(repeated_at(batch).any() or shared_at(batch)[1].any())
+
+    repeated: dict[Any, list[tuple[int, int]]] = {}
+    for batch in trace.scan(
+        _NEEDED, ranks=filters.ranks or None, within={"mutation": frozenset(_WRITES)},
+        test=Test(_LOOKED_AT, needs), on_progress=on_progress,
+    ):  # fmt: skip
         yield from shared_operands(batch)
-    sql = (
-        "SELECT rank, op, shape, stride, dtype, min(event) AS event, list(DISTINCT event) AS events FROM trace "
-        "WHERE kind = 'op' AND written AND role = 'input' AND list_contains(stride, 0) AND mutation <> 'none' "
-        "GROUP BY ALL"
-    )
-    for row in query(trace, sql, _NEEDED, filters):
-        if short_name(row["op"]) not in _METADATA and repeats(
-            region(row["shape"], row["stride"], 0, itemsize(row["dtype"]))
-        ):
-            for event in row["events"]:
-                yield Overlap(row["rank"], event, "several of its elements are one cell of memory")
+        for row in batch.filter(pa.array(repeated_at(batch))).to_pylist():
+            key = row["op"], tuple(row["shape"]), tuple(row["stride"]), row["dtype"]
+            repeated.setdefault(key, []).append((row["rank"], row["event"]))
+    for (op, shape, stride, dtype), events in repeated.items():
+        if short_name(op) not in _METADATA and repeats(region(shape, stride, 0, itemsize(dtype))):
+            for rank, event in events:
+                yield Overlap(rank, event, "several of its elements are one cell of memory")
 
 
-def shared_operands(batch: Any) -> Iterator[Overlap]:
-    """Events that write one tensor, and read the same memory through another argument."""
-    column = {name: batch.column(name) for name in _LOOKED_AT}
-    mutation = column["mutation"].to_numpy(zero_copy_only=False)
-    operand = (
-        (column["kind"].to_numpy(zero_copy_only=False) == "op")
-        & np.isin(mutation, ("inplace", "out", "other"))
-        & (column["role"].to_numpy(zero_copy_only=False) == "input")
-        & column["storage"].is_valid().to_numpy(zero_copy_only=False)
-    )
-    at = np.flatnonzero(operand)
-    if not len(at):
-        return
-    event = column["event"].to_numpy(zero_copy_only=False)[at]
-    storage = column["storage"].fill_null(-1).to_numpy(zero_copy_only=False)[at]
-    written = column["written"].to_numpy(zero_copy_only=False)[at]
+def repeated_at(batch: pa.RecordBatch) -> Flags:
+    """The rows that write a tensor of which a dimension has no stride."""
+    at = operands(batch, _WRITES) & flags(batch.column("written"))
+    strides = batch.column("stride").filter(pa.array(at))
+    has_none = np.zeros(len(strides), bool)
+    has_none[np.asarray(pc.list_parent_indices(strides))[np.asarray(pc.list_flatten(strides)) == 0]] = True
+    at[at] = has_none
+    return at
+
+
+def operands(batch: pa.RecordBatch, mutations: tuple[str, ...]) -> Flags:
+    """The rows of what operators that write were given."""
+    kind, mutation, role = (Words(batch.column(name)) for name in ("kind", "mutation", "role"))
+    return np.asarray(kind.equal("op") & mutation.equal(*mutations) & role.equal("input"))
+
+
+def shared_at(batch: pa.RecordBatch) -> tuple[Ints, Flags]:
+    """Among the operands of operators that write one tensor: their rows, and which are in the memory that is written."""
+    at = np.flatnonzero(operands(batch, _DECLARED) & flags(batch.column("storage").is_valid()))
+    event, storage = (numbers(batch.column(name))[at] for name in ("event", "storage"))
+    written = flags(batch.column("written"))[at]
     events, where, how_many = np.unique(event[written], return_index=True, return_counts=True)
     events, target = events[how_many == 1], storage[written][where][how_many == 1]
-    place = np.minimum(np.searchsorted(events, event), max(len(events) - 1, 0))
     if not len(events):
-        return
-    shared = (events[place] == event) & (target[place] == storage) & ~written
+        return at, np.zeros(len(at), bool)
+    place = np.minimum(np.searchsorted(events, event), len(events) - 1)
+    return at, (events[place] == event) & (target[place] == storage) & ~written
+
+
+def shared_operands(batch: pa.RecordBatch) -> Iterator[Overlap]:
+    """Events that write one tensor, and read the same memory through another argument."""
+    at, shared = shared_at(batch)
+    event = numbers(batch.column("event"))[at]
     known: dict[Any, bool] = {}
     for one in np.unique(event[shared]).tolist():
         rows = batch.take(at[event == one]).to_pylist()

@@ -14,10 +14,10 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dispatchmon.reading.columns import Flags, Ints, Words, numbers
 from dispatchmon.reading.contents import Test
 from dispatchmon.reading.forms import read_arguments
 from dispatchmon.reading.trace_files import TraceFiles
@@ -30,8 +30,6 @@ _VIEWS = (
 )
 _ALLOCATORS = r"^aten\.(new_)?(empty(_like|_strided|_permuted)?|resize_|resize_as_)\."
 _SCALER = r"^aten\._amp_"
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(slots=True)
@@ -180,31 +178,6 @@ class Wanted:
     end: int = -1  # the last operator
 
 
-def _numbers(column: pa.Array, null: int = -1) -> Ints:
-    found: Ints = column.fill_null(null).to_numpy(zero_copy_only=False)
-    return found
-
-
-class _Words:
-    """A column of text by its distinct words, which are few: what is asked of a word is asked once."""
-
-    def __init__(self, column: pa.Array) -> None:
-        encoded = column.dictionary_encode()
-        self.words, self.at = encoded.dictionary, _numbers(encoded.indices)
-
-    def matching(self, pattern: str) -> Flags:
-        """Which rows have a word that the pattern is found in."""
-        return self._rows(pc.match_substring_regex(self.words, pattern))
-
-    def equal(self, word: str) -> Flags:
-        """Which rows have this word."""
-        return self._rows(pc.equal(self.words, word))
-
-    def _rows(self, of_words: pa.Array) -> Flags:
-        flags: Flags = np.append(of_words.to_numpy(zero_copy_only=False).astype(bool), False)  # the last is null's
-        return flags[self.at]
-
-
 class _Touched:
     """The storages that matter, and which event touches each of them last."""
 
@@ -241,15 +214,15 @@ def survey(trace: TraceFiles, rank: int, on_progress: Callable[[float], None] | 
         if not batch.num_rows:
             continue
         column = batch.column
-        event, storage = _numbers(column("event")), _numbers(column("storage"))
-        op, role = _Words(column("op")), _Words(column("role"))
-        is_op = _Words(column("kind")).equal("op")
+        event, storage = numbers(column("event")), numbers(column("storage"))
+        op, role = Words(column("op")), Words(column("role"))
+        is_op = Words(column("kind")).equal("op")
         end = max(end, int(event[is_op].max(initial=0)))
-        real = is_op & _Words(column("dtype")).matching("float|complex")
+        real = is_op & Words(column("dtype")).matching("float|complex")
         unknown = column("nan").is_null().to_numpy(False) & column("inf").is_null().to_numpy(False)
         tensors += int(real.sum())
         unmeasured += int((real & unknown).sum())
-        bad = is_op & ((_numbers(column("nan"), 0) > 0) | (_numbers(column("inf"), 0) > 0))
+        bad = is_op & ((numbers(column("nan"), 0) > 0) | (numbers(column("inf"), 0) > 0))
         fresh = real & op.matching(_ALLOCATORS) & role.equal("output")
         touched.see(storage, event, bad | fresh)
         # What a write finds is an earlier result, and shown there, or memory that nobody has written (as in summary/find.py).
@@ -300,9 +273,9 @@ def events(trace: TraceFiles, rank: int, followed: set[int]) -> Iterator[Event]:
     pending: list[Row] = []
 
     def hits(batch: pa.RecordBatch) -> Flags:
-        is_op = _Words(batch.column("kind")).equal("op")
-        touches = np.isin(_numbers(batch.column("storage")), np.fromiter(followed, np.int64))
-        return is_op & (touches | _Words(batch.column("op")).matching(_SCALER))
+        is_op = Words(batch.column("kind")).equal("op")
+        touches = np.isin(numbers(batch.column("storage")), np.fromiter(followed, np.int64))
+        return is_op & (touches | Words(batch.column("op")).matching(_SCALER))
 
     def needs(batch: pa.RecordBatch) -> bool:
         goes_on = bool(pending and batch.num_rows) and batch.column("event")[0].as_py() == pending[0].event
@@ -310,8 +283,8 @@ def events(trace: TraceFiles, rank: int, followed: set[int]) -> Iterator[Event]:
 
     test = Test(("kind", "op", "storage", "event"), needs)
     for batch in trace.scan(["kind", *COLUMNS], ranks=(rank,), test=test):
-        storage, number = _numbers(batch.column("storage")), _numbers(batch.column("event"))
-        is_op = _Words(batch.column("kind")).equal("op")
+        storage, number = numbers(batch.column("storage")), numbers(batch.column("event"))
+        is_op = Words(batch.column("kind")).equal("op")
         known: set[int] = set(followed)
         hit = hits(batch)
         starts = np.flatnonzero(np.diff(number, prepend=number[0] - 1))
@@ -358,9 +331,9 @@ def is_finite(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def events_by_number(trace: TraceFiles, rank: int, numbers: set[int]) -> dict[int, Event]:
+def events_by_number(trace: TraceFiles, rank: int, wanted: set[int]) -> dict[int, Event]:
     """Look up events."""
-    return {event.first.event: event for event in _events_in(trace, rank, numbers)} if numbers else {}
+    return {event.first.event: event for event in _events_in(trace, rank, wanted)} if wanted else {}
 
 
 def events_between(trace: TraceFiles, rank: int, start: int, stop: int) -> list[Event]:
@@ -368,12 +341,12 @@ def events_between(trace: TraceFiles, rank: int, start: int, stop: int) -> list[
     return list(_events_in(trace, rank, range(max(0, start), stop)))
 
 
-def _events_in(trace: TraceFiles, rank: int, numbers: set[int] | range) -> Iterator[Event]:
-    wanted = np.array(sorted(numbers), np.int64)
+def _events_in(trace: TraceFiles, rank: int, wanted: set[int] | range) -> Iterator[Event]:
+    among = np.array(sorted(wanted), np.int64)
     pending: list[Row] = []
-    for batch in trace.scan(["kind", *COLUMNS], ranks=(rank,), within={"event": wanted}):
-        number = _numbers(batch.column("event"))
-        hit = np.isin(number, wanted) & pc.equal(batch.column("kind"), "op").to_numpy(zero_copy_only=False)
+    for batch in trace.scan(["kind", *COLUMNS], ranks=(rank,), within={"event": among}):
+        number = numbers(batch.column("event"))
+        hit = np.isin(number, among) & pc.equal(batch.column("kind"), "op").to_numpy(zero_copy_only=False)
         if not hit.any():
             continue
         for row in _rows(batch.filter(pa.array(hit)), 0, int(hit.sum())):
