@@ -113,7 +113,7 @@ def followed(
     found = Search(wanted, frozenset(p["name"] for p in described if isinstance(p, dict) and "name" in p))
     if wanted.storages:
         prepare(wanted)
-        found.run(events(trace, rank, found.followed))
+        found.run(events(trace, rank, found.followed, wanted.scaler))
         mark_masks(trace, rank, found)
     return found
 

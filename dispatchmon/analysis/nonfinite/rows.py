@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -176,6 +176,7 @@ class Wanted:
     unmeasured: int = 0  # of these, how many have no counts
     largest: Row | None = None
     end: int = -1  # the last operator
+    scaler: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # events of GradScaler's operators, in order
 
 
 class _Touched:
@@ -197,16 +198,14 @@ class _Touched:
             np.maximum.at(self.last, at[hit], event[hit])
 
 
-_SURVEYED = (
-    "kind", "event", "op", "phase", "role", "storage", "version", "dtype", "nan", "inf", "min", "max", "numel", "written",
-)  # fmt: skip
-_TOLD = (*_SURVEYED, "step", "module", "source", "name", "arg", "shape")  # of the largest value
+_SURVEYED = ("kind", "event", "op", "role", "storage", "dtype", "nan", "inf", "min", "max", "written")
+_TOLD = (*_SURVEYED, "step", "phase", "module", "source", "name", "arg", "shape", "numel", "version")  # of the largest value
 
 
 def survey(trace: TraceFiles, rank: int, on_progress: Callable[[float], None] | None = None) -> Wanted:
     """Find the memory that matters, who touches it last, and the losses."""
     touched = _Touched()
-    losses: set[tuple[int, int]] = set()
+    scaler: list[Ints] = []
     tensors = unmeasured = 0
     end = -1
     largest: tuple[float, dict[str, Any]] | None = None
@@ -234,18 +233,31 @@ def survey(trace: TraceFiles, rank: int, on_progress: Callable[[float], None] | 
         at = int(magnitude.argmax())
         if magnitude[at] >= 0 and (largest is None or magnitude[at] > largest[0]):
             largest = float(magnitude[at]), batch.slice(at, 1).to_pylist()[0]
-        ones = op.equal("aten.ones_like.default") & is_input
-        if ones.any():
-            phases = column("phase").to_pylist()
-            for i in np.flatnonzero(ones).tolist():  # `backward()` starts with the gradient of the loss: ones
-                follows = phases[i + 2] if i + 2 < len(phases) else "backward"
-                if phases[i] == "forward" and follows != "forward" and batch["numel"][i].as_py() == 1:
-                    losses.add((int(storage[i]), int(batch["version"][i].as_py() or 0)))
+        scaler.append(event[op.matching(_SCALER)])
     last = dict(zip(touched.storages.tolist(), touched.last.tolist(), strict=True))
-    wanted = Wanted(set(last), last, losses, tensors, unmeasured, end=end)
+    wanted = Wanted(set(last), last, _losses(trace, rank), tensors, unmeasured, end=end)
+    wanted.scaler = np.concatenate([wanted.scaler, *scaler])
     if largest is not None:
         wanted.largest = _told(trace, rank, largest[1])
     return wanted
+
+
+_ONES = "aten.ones_like.default"
+
+
+def _losses(trace: TraceFiles, rank: int) -> set[tuple[int, int]]:
+    """The values whose backward pass was started: `backward()` starts with the gradient of the loss, ones."""
+    losses: set[tuple[int, int]] = set()
+    columns = ("op", "role", "phase", "numel", "storage", "version")
+    for batch in trace.scan(columns, ranks=(rank,), within={"op": frozenset({_ONES})}):
+        ones = Words(batch.column("op")).equal(_ONES) & Words(batch.column("role")).equal("input")
+        for i in np.flatnonzero(ones).tolist():
+            phase, *following = batch["phase"][i : i + 3].to_pylist()
+            follows = following[1] if len(following) > 1 else "backward"
+            row = {name: batch[name][i].as_py() for name in ("numel", "storage", "version")}
+            if phase == "forward" and follows != "forward" and row["numel"] == 1:
+                losses.add((-1 if row["storage"] is None else row["storage"], row["version"] or 0))
+    return losses
 
 
 def _told(trace: TraceFiles, rank: int, seen: dict[str, Any]) -> Row:
@@ -264,29 +276,27 @@ def _row(values: dict[str, Any]) -> Row:
     return Row(**known)
 
 
-def events(trace: TraceFiles, rank: int, followed: set[int]) -> Iterator[Event]:
+def events(trace: TraceFiles, rank: int, followed: set[int], scaler: Ints) -> Iterator[Event]:
     """
-    The events that touch one of these storages, in order.
+    The events that touch one of these storages, and those of a GradScaler, in order.
 
     The set may grow while the events are read: what touches a new member from then on comes too.
     """
     pending: list[Row] = []
 
     def hits(batch: pa.RecordBatch) -> Flags:
-        is_op = Words(batch.column("kind")).equal("op")
-        touches = np.isin(numbers(batch.column("storage")), np.fromiter(followed, np.int64))
-        return is_op & (touches | Words(batch.column("op")).matching(_SCALER))
+        storage, event = numbers(batch.column("storage")), numbers(batch.column("event"))
+        return np.asarray(np.isin(storage, np.fromiter(followed, np.int64)) | np.isin(event, scaler))
 
     def needs(batch: pa.RecordBatch) -> bool:
         goes_on = bool(pending and batch.num_rows) and batch.column("event")[0].as_py() == pending[0].event
         return goes_on or bool(hits(batch).any())
 
-    test = Test(("kind", "op", "storage", "event"), needs)
-    for batch in trace.scan(["kind", *COLUMNS], ranks=(rank,), test=test):
+    for batch in trace.scan(["kind", *COLUMNS], ranks=(rank,), test=Test(("storage", "event"), needs)):
         storage, number = numbers(batch.column("storage")), numbers(batch.column("event"))
         is_op = Words(batch.column("kind")).equal("op")
         known: set[int] = set(followed)
-        hit = hits(batch)
+        hit = hits(batch) & is_op
         starts = np.flatnonzero(np.diff(number, prepend=number[0] - 1))
         ends = np.append(starts[1:], len(number))
         if pending:
