@@ -25,7 +25,7 @@ def flags(column: pa.Array) -> Flags:
 
 
 class Words:
-    """A column of text by its distinct words, which are few: what is asked of a word is asked once."""
+    """A column by its distinct values, which are few: what is asked of a word is asked once."""
 
     def __init__(self, column: pa.Array) -> None:
         encoded = column.dictionary_encode()

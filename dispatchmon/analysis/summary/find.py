@@ -4,14 +4,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields, replace
 from math import prod
 from typing import Any, Literal, get_args
 
+import numpy as np
+
 from dispatchmon.analysis.nonfinite.rows import events_by_number
 from dispatchmon.analysis.summary.answer import Group, Sighting, StandsOut, Summary, Totals, Writes
-from dispatchmon.reading.query import Filters, query
+from dispatchmon.analysis.summary.tally import Rows, Tally
+from dispatchmon.reading.contents import Within
+from dispatchmon.reading.query import Filters, query, select
 from dispatchmon.reading.trace_files import TraceFiles
 
 By = Literal["op", "module", "phase", "step", "dtype", "source"]
@@ -20,53 +24,13 @@ BY: tuple[str, ...] = get_args(By)
 SORTS: tuple[str, ...] = get_args(Sort)
 
 _KINDS = ("op", "module", "parameter")  # what a summary is about: the first of these that the trace holds
-_ORDER = {sort: f"{sort} DESC NULLS LAST" for sort in SORTS} | {"time": "time_ns DESC", "name": "key NULLS LAST"}
 _MAGNITUDE = "greatest(abs(min), abs(max))"  # greatest() ignores nulls
 # What an in-place write finds is an earlier result, and shown there, or memory that nobody has written.
 _MADE = "coalesce(NOT (written AND role = 'input'), true)"
-# What these, and `out=`, find is read by nobody: an earlier result as well, or memory that holds anything at all.
-OVERWRITE = (
-    "copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "cauchy_", "log_normal_",
-    "geometric_")  # fmt: skip
-_READ = (
-    "coalesce(NOT (written AND role = 'input' AND "
-    f"(mutation = 'out' OR regexp_matches(op, '^aten\\.({'|'.join(OVERWRITE)})\\.'))), true)"
-)
 _REAL = "(dtype LIKE '%float%' OR dtype LIKE 'complex%')"  # of integers, indices and counters, the largest says nothing
 
-# Every event has `arguments` on its first row and nowhere else, so that row stands for the event.
-_GROUPS = """
-SELECT *, count(*) OVER (PARTITION BY kind, is_total) AS groups
-FROM (
-    SELECT
-        kind,
-        {by} AS key,
-        grouping({by}) AS is_total,
-        count(arguments) AS calls,
-        count(arguments) FILTER (mutation <> 'none') AS writes,
-        coalesce(sum(duration_ns) FILTER (arguments IS NOT NULL), 0)::BIGINT AS time_ns,
-        count(*) AS "rows",
-        max({magnitude}) FILTER (WHERE {read}) AS magnitude,
-        max({magnitude}) FILTER {real_only} AS largest,
-        (sum(nan) FILTER (WHERE {read}))::BIGINT AS nan,
-        (sum(inf) FILTER (WHERE {read}))::BIGINT AS inf,
-        count(DISTINCT step) AS steps,
-        count(DISTINCT rank) AS ranks,
-        count(arguments) FILTER (mutation = 'inplace') AS inplace,
-        count(arguments) FILTER (mutation = 'out') AS out,
-        count(arguments) FILTER (mutation = 'other') AS other,
-        count(arguments) FILTER (mutation = 'undeclared') AS undeclared,
-        count(dtype) AS tensors,
-        count(dtype) FILTER (nan IS NULL AND inf IS NULL AND min IS NULL AND max IS NULL) AS without_statistics,
-    FROM trace
-    WHERE kind IN {kinds}
-    GROUP BY GROUPING SETS ((kind, {by}), (kind))
-)
-QUALIFY is_total = 1 OR row_number() OVER (PARTITION BY kind, is_total ORDER BY {order}, key NULLS LAST) <= $top
-ORDER BY is_total DESC, {order}, key NULLS LAST
-"""
 _GROUP_COLUMNS = (
-    *("kind", "op", "arguments", "mutation", "duration_ns", "step", "rank", "dtype", "role", "written"),
+    *("kind", "event", "op", "arguments", "mutation", "duration_ns", "step", "rank", "dtype", "role", "written"),
     *("min", "max", "nan", "inf"),
 )
 
@@ -99,70 +63,70 @@ def summarize(
     if by not in BY or sort not in SORTS:
         raise ValueError(f"by is one of {', '.join(BY)}, and sort one of {', '.join(SORTS)}")
     filters = filters or Filters()
-    rows = list(
-        query(
-            trace,
-            groups_sql(by, sort),
-            (by, *_GROUP_COLUMNS),
-            filters,
-            values={"top": 2**62 if top is None else top},
-            on_progress=on_progress,
-        )
-    )
-    totals = {row["kind"]: row for row in rows if row["is_total"]}
-    kind = next((kind for kind in _KINDS if kind in totals), "op")
-    groups = [row for row in rows if row["kind"] == kind and not row["is_total"]]
-    if kind not in totals:
+    tallies: dict[str, Tally] = {}
+    for batch in select(trace, {}, filters, tuple(dict.fromkeys((by, *_GROUP_COLUMNS))), on_progress=on_progress):
+        rows = Rows.of(batch, by)
+        for kind in _KINDS:
+            among = rows.kind.equal(kind)
+            if among.any():
+                tallies.setdefault(kind, Tally()).add(rows, among)
+    kind = next((kind for kind in _KINDS if kind in tallies), "op")
+    if kind not in tallies:
         return Summary(by, kind, (), Totals(), StandsOut(Writes(), None, None, 0, 0), trace.warnings)
-    total = totals[kind]
+    tally = tallies[kind]
+    total, groups = tally.totals(), _sorted(tally.groups(), sort)
     first = largest = None
     if total["nan"] or total["inf"]:
-        first = _first(trace, kind, filters, f"{_MADE} AND (nan > 0 OR inf > 0)", None)
+        first = _first(trace, kind, filters, f"{_MADE} AND (nan > 0 OR inf > 0)", None, tally.first)
         first = first and replace(first, deliberate=_is_deliberate(trace, first))
-    if total["largest"] is not None:
-        largest = _first(trace, kind, filters, f"{_REAL} AND {_MADE} AND {_MAGNITUDE} = $magnitude", total["largest"])
+    if tally.largest >= 0:
+        is_largest = f"{_REAL} AND {_MADE} AND {_MAGNITUDE} = $magnitude"
+        largest = _first(trace, kind, filters, is_largest, tally.largest, tally.largest_at)
     return Summary(
         by=by,
         kind=kind,
-        groups=tuple(_picked(Group, row) for row in groups),
-        totals=replace(_picked(Totals, total), groups=groups[0]["groups"] if groups else 0),
+        groups=tuple(_picked(Group, row) for row in groups[:top]),
+        totals=replace(_picked(Totals, total), groups=len(groups)),
         stands_out=StandsOut(_picked(Writes, total), first, largest, total["tensors"], total["without_statistics"]),
         warnings=trace.warnings,
     )
 
 
-def groups_sql(by: str, sort: str) -> str:
-    """Return the one aggregation that a summary is made of, over a table `trace`; its parameter `top` cuts the groups."""
-    return _GROUPS.format(
-        by=by,
-        magnitude=_MAGNITUDE,
-        read=_READ,
-        real_only=f"(WHERE {_REAL} AND {_MADE})",
-        kinds=_KINDS,
-        order=_ORDER[sort],
-    )
+def _sorted(groups: list[dict[str, Any]], sort: Sort) -> list[dict[str, Any]]:
+    """Groups in order, those that have no such number last; among equals by their keys, and none last."""
+    groups = sorted(groups, key=lambda row: (row["key"] is None, row["key"] if row["key"] is not None else 0))
+    if sort == "name":
+        return groups
+    name = "time_ns" if sort == "time" else sort
+    return sorted(groups, key=lambda row: (row[name] is None, -(row[name] or 0)))
 
 
-def _first(trace: TraceFiles, kind: str, filters: Filters, condition: str, magnitude: float | None) -> Sighting | None:
+def _first(
+    trace: TraceFiles,
+    kind: str,
+    filters: Filters,
+    condition: str,
+    magnitude: float | None,
+    places: dict[int, tuple[int, int]],
+) -> Sighting | None:
     """
     Return the first value, in order of events, that meets the condition.
 
-    Events are numbered in each process by itself; between ranks, the earlier step comes first.
+    Events are numbered in each process by itself; between ranks, the earlier step comes first. `places` has step and event
+    of the first value of each rank.
     """
+    if not places:
+        return None
+    step, event, rank = min((step, event, rank) for rank, (step, event) in places.items())
     columns = [f.name for f in fields(Sighting) if f.name not in ("magnitude", "deliberate")]
     sql = (
         f"SELECT {', '.join(columns)}, {_MAGNITUDE} AS magnitude "
-        f"FROM trace WHERE kind = $kind AND ({condition}) LIMIT 1"
+        f"FROM trace WHERE event = $event AND step = $step AND kind = $kind AND ({condition}) LIMIT 1"
     )
-    values = {"kind": kind} | ({} if magnitude is None else {"magnitude": magnitude})
-
-    def firsts() -> Iterator[dict[str, Any]]:
-        for rank in trace.ranks:
-            if not filters.ranks or rank in filters.ranks:
-                of_rank = replace(filters, ranks=(rank,))
-                yield from query(trace, sql, ("kind", "min", "max", "written", *columns), of_rank, values=values)
-
-    row = min(firsts(), key=lambda row: (row["step"], row["event"], row["rank"]), default=None)
+    values = {"event": event, "step": step, "kind": kind} | ({} if magnitude is None else {"magnitude": magnitude})
+    read = ("kind", "min", "max", "written", *columns)
+    within: Within = {"event": np.array([event], np.int64)}
+    row = next(query(trace, sql, read, replace(filters, ranks=(rank,)), values=values, within=within), None)
     if row is None:
         return None
     return Sighting(**{**row, "shape": None if row["shape"] is None else tuple(row["shape"])})
