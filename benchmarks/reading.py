@@ -1,11 +1,12 @@
 """
-Measure `dispatchmon summarize` on a large trace against DuckDB alone.
+Measure what answers over a large trace cost, against DuckDB alone.
 
     python benchmarks/reading.py TRACE [REPEATS]
 
-DuckDB runs the same aggregation over the same file, which it scans by itself through pyarrow's data set, the only way in
-which it reads Arrow files. Each run is a process of its own, the two in turn; the time is from the first line to the
-answer, without the start of Python and imports. `make_large_trace.py` writes a trace to measure.
+DuckDB takes the largest value of each column that the answer needs, in one plain statement over the same file, which it
+scans by itself through pyarrow's data set, the only way in which it reads Arrow files; the other columns are not read. All
+cores are allowed to both. Each run is a process of its own, the two in turn; the time is from the first line to the answer,
+without the start of Python and imports. `make_large_trace.py` writes a trace to measure.
 """
 
 from __future__ import annotations
@@ -16,29 +17,35 @@ import subprocess
 import sys
 
 OURS = """
-from dispatchmon.analysis.summary import summarize
 from dispatchmon.trace import open_trace
-run = lambda path: summarize(open_trace(path), {by!r}, top=20).totals.rows
+run = lambda path: open_trace(path).{answer}
 """
 DUCKDB = """
 import duckdb
 import pyarrow.dataset
-from dispatchmon.analysis.summary.find import groups_sql
 
 def run(path):
     trace = pyarrow.dataset.dataset(path, format="ipc")
-    sql = groups_sql({by!r}, "calls")
     duckdb.execute("SET enable_progress_bar = false")
-    return duckdb.execute(sql, {{"top": 20}}).fetchdf()["rows"][0].item()
+    duckdb.execute("SELECT {columns} FROM trace").fetchall()
 """
+SUMMED = "kind op arguments mutation duration_ns step rank dtype role written min max nan inf"
+PLACED = "kind op module mutation phase arguments step source event written role arg name shape stride offset storage dtype rank"
+SEARCHED = "kind event op phase role storage version dtype nan inf min max written"
+ANSWERS = {  # by what is said of it: the call, and the columns that it needs
+    "summarize": ("summarize(top=20)", SUMMED),
+    "summarize --by module": ("summarize(by='module', top=20)", f"{SUMMED} module"),
+    "audit": ("audit()", PLACED),
+    "nonfinite": ("nonfinite()", SEARCHED),
+}
 FRAME = """
 import json, sys, time
 {setup}
 start, cpu = time.perf_counter(), time.process_time()
-rows = run(sys.argv[1])
+run(sys.argv[1])
 seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
 peak = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
-print(json.dumps({{"rows": rows, "seconds": seconds, "cpu": cpu, "peak_mb": peak / 1024}}))
+print(json.dumps({{"seconds": seconds, "cpu": cpu, "peak_mb": peak / 1024}}))
 """
 
 
@@ -50,20 +57,22 @@ def measure(setup: str, path: str) -> dict[str, float]:
 
 
 def main(path: str, repeats: int) -> None:
-    for by in ("op", "module", "phase", "step", "dtype", "source"):
-        runs = {"dispatchmon": [], "DuckDB": []}
+    print("| | dispatchmon | DuckDB alone | CPU, ratio |\n|---|---|---|---:|")
+    for name, (answer, columns) in ANSWERS.items():
+        setups = {
+            "dispatchmon": OURS.format(answer=answer),
+            "DuckDB": DUCKDB.format(columns=", ".join(f"max({quoted})" for quoted in map("\\\"{}\\\"".format, columns.split()))),
+        }
+        runs = {of: [] for of in setups}
         for _ in range(repeats):
-            for name, setup in (("dispatchmon", OURS), ("DuckDB", DUCKDB)):
-                runs[name].append(measure(setup.format(by=by), path))
-        seconds = {name: statistics.median(run["seconds"] for run in of) for name, of in runs.items()}
-        cpu = {name: statistics.median(run["cpu"] for run in of) for name, of in runs.items()}
-        peaks = {name: max(run["peak_mb"] for run in of) for name, of in runs.items()}
+            for of, setup in setups.items():
+                runs[of].append(measure(setup, path))
+        said, cpu = {}, {}
+        for of, measured in runs.items():
+            seconds, cpu[of] = (statistics.median(run[unit] for run in measured) for unit in ("seconds", "cpu"))
+            said[of] = f"CPU {cpu[of]:.1f} s ({seconds:.1f} s), {max(run['peak_mb'] for run in measured):.0f} MB"
         print(
-            f"--by {by:7} {runs['DuckDB'][0]['rows']:>9} rows  "
-            + "  ".join(f"{name} {seconds[name]:.2f} s (CPU {cpu[name]:.2f} s), {peaks[name]:.0f} MB" for name in runs)
-            + f"  ratio {seconds['dispatchmon'] / seconds['DuckDB']:.2f}"
-            + f" (CPU {cpu['dispatchmon'] / cpu['DuckDB']:.2f})",
-            flush=True,
+            f"| `{name}` | {said['dispatchmon']} | {said['DuckDB']} | {cpu['dispatchmon'] / cpu['DuckDB']:.2f} |", flush=True
         )
 
 

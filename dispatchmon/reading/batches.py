@@ -25,6 +25,7 @@ from dispatchmon.reading.messages import (
 from dispatchmon.schema import CHECKSUM_KEY, MOST_BYTES, MOST_ROWS, UNCHECKED, checksum
 
 UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError, MemoryError, OverflowError, EOFError)
+_SMALL = 1 << 18  # bytes
 _TAIL = b"\xff\xff\xff\xff\0\0\0\0"  # the end of an Arrow stream
 
 
@@ -112,6 +113,8 @@ class BatchReader:
         self._verify(data, message.body - start, words, number, checked)
         if not columns:
             return None, words
+        if not rows:  # the first batch and the last one of every file
+            return pa.RecordBatch.from_pylist([], schema=pa.schema([self.plain.field(name) for name in columns])), words
         if unknown := [name for name in within if name not in known.columns]:
             known.learn(self._decoded(stream, unknown), words.get(CHECKSUM_KEY))
             if not known.may_hold(within):
@@ -134,7 +137,8 @@ class BatchReader:
 
     def _decoded(self, stream: pa.Buffer, columns: Sequence[str]) -> pa.RecordBatch:
         indices = [self.plain.get_field_index(name) for name in columns]
-        options = pa.ipc.IpcReadOptions(included_fields=indices)
+        # To hand a small batch out to threads takes longer than to decode it.
+        options = pa.ipc.IpcReadOptions(included_fields=indices, use_threads=stream.size > _SMALL)
         batch = pa.ipc.open_stream(stream, options=options).read_next_batch()
         batch.validate(full=True)  # a damaged offset must never reach an engine that trusts it
         return batch

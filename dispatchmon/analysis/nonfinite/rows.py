@@ -293,6 +293,8 @@ def events(trace: TraceFiles, rank: int, followed: set[int], scaler: Ints) -> It
         return goes_on or bool(hits(batch).any())
 
     for batch in trace.scan(["kind", *COLUMNS], ranks=(rank,), test=Test(("storage", "event"), needs)):
+        if not batch.num_rows:
+            continue
         storage, number = numbers(batch.column("storage")), numbers(batch.column("event"))
         is_op = Words(batch.column("kind")).equal("op")
         known: set[int] = set(followed)

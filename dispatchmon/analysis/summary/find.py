@@ -65,6 +65,8 @@ def summarize(
     filters = filters or Filters()
     tallies: dict[str, Tally] = {}
     for batch in select(trace, {}, filters, tuple(dict.fromkeys((by, *_GROUP_COLUMNS))), on_progress=on_progress):
+        if not batch.num_rows:
+            continue
         rows = Rows.of(batch, by)
         for kind in _KINDS:
             among = rows.kind.equal(kind)
