@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from dispatchmon.errors import TraceInUseError
 from dispatchmon.packed.batch import Batch
 from dispatchmon.packed.records import EVENT
 from dispatchmon.writing.converter import Converter
@@ -65,10 +66,17 @@ class Sink:
 
     # ------------------------------------------------------------------------------------------------- training loop
     def open(self) -> None:
-        """Create the file and start the thread."""
+        """
+        Create the file and start the thread.
+
+        Raises:
+            TraceInUseError: another monitor is writing the file.
+        """
         try:
             self.writer.open()
             self.thread.start()
+        except TraceInUseError:
+            raise
         except Exception as error:
             self.error = error
 

@@ -239,7 +239,7 @@ def disagreements(witness: CheckingMode, path: Path) -> Comparison:
     found = Comparison(events=len(witness.events))
     with pa.ipc.open_file(path) as reader:
         batches = [reader.get_batch_with_custom_metadata(i) for i in range(reader.num_record_batches)]
-    closing = next(json.loads(m[key]) for _, m in batches if m for key in m)
+    closing = json.loads(batches[-1].custom_metadata[CLOSING_KEY])
     if not closing["complete"]:
         found.failures.append((-1, "complete", str(closing["reason"])))
     for reason, count in closing["skipped"].items():
