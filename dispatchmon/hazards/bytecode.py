@@ -89,7 +89,9 @@ def within(place: Any, outer: Any) -> bool:
     if None in (*place, *outer):
         return False
     start, end = (place.lineno, place.col_offset), (place.end_lineno, place.end_col_offset)
-    return place != outer and (outer.lineno, outer.col_offset) <= start and end <= (outer.end_lineno, outer.end_col_offset)
+    return (
+        place != outer and (outer.lineno, outer.col_offset) <= start and end <= (outer.end_lineno, outer.end_col_offset)
+    )
 
 
 def at(steps: Sequence[Step], offset: int) -> int:

@@ -219,7 +219,9 @@ def call_of(code: types.CodeType, text: str, words: str) -> int:
     calls = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
     (node,) = (node for node in calls if ast.unparse(node.func) == words)
     place = (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)
-    return next(i.offset for i in dis.get_instructions(code) if i.opname in ("CALL", "CALL_KW") and i.positions == place)
+    return next(
+        i.offset for i in dis.get_instructions(code) if i.opname in ("CALL", "CALL_KW") and i.positions == place
+    )
 
 
 def old_lines(text: str) -> list[int]:
@@ -235,7 +237,9 @@ def test_where_the_old_value_is_used(name):
     want = old_lines(text)
     for offset in (call, call + 2):
         found = later_loads(code, offset)
-        spans = [lines_of(code, load if any(s.offset == load for s in steps_of(code)) else load + 1) for load, _ in found]
+        spans = [
+            lines_of(code, load if any(s.offset == load for s in steps_of(code)) else load + 1) for load, _ in found
+        ]
         assert all(load > call for load, _ in found)
         assert len(want) == len({line for _, line in found})
         assert all(any(first <= line <= last for line in want) for first, last in spans)
@@ -296,7 +300,9 @@ def codes(code):
             yield from codes(constant)
 
 
-@pytest.mark.parametrize("name", ["ast", "argparse", "asyncio.tasks", "dataclasses", "inspect", "torch.nn.modules.activation"])
+@pytest.mark.parametrize(
+    "name", ["ast", "argparse", "asyncio.tasks", "dataclasses", "inspect", "torch.nn.modules.activation"]
+)
 def test_the_steps_of_real_modules(name):
     """
     Every name that a function loads or stores by a fast instruction is one of its own; steps grow the stack as their
