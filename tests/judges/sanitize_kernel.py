@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = ["-g", "-O3", "-fno-trapping-math", "-fno-math-errno", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
-PYTHON = ["-DPy_LIMITED_API=0x030a0000", "-I" + sysconfig.get_paths()["include"]]
+PYTHON = ["-DPy_LIMITED_API=0x030b0000", "-I" + sysconfig.get_paths()["include"]]
 LIBRARIES = ["-lm", "-ldl", "-pthread"]
 
 
