@@ -67,8 +67,12 @@ class TraceWriter:
         shutil.rmtree(parts_folder(self.path), ignore_errors=True)  # of a killed run that this one overwrites
         self.file = pa.OSFile(os.fsencode(self.path), "wb")
         self.number = os.open(self.path, os.O_RDWR | getattr(os, "O_BINARY", 0))
-        self.writer = pa.ipc.new_file(self.file, self.schema, options=OPTIONS)
-        self.append(EMPTY)  # Arrow writes the metadata with the first batch
+        try:
+            self.writer = pa.ipc.new_file(self.file, self.schema, options=OPTIONS)
+            self.append(EMPTY)  # Arrow writes the metadata with the first batch
+        except BaseException:
+            self.abandon()  # there is nothing that an end could close
+            raise
         self.header = self.size
 
     def write(self, batch: pa.RecordBatch) -> None:
