@@ -85,9 +85,9 @@ def growth(instruction: dis.Instruction) -> int:
 
 
 def within(place: Any, outer: Any) -> bool:
-    """Whether a place in the source lies within another, and is not all of it."""
+    """Whether a place in the source lies within another, and is not all of it; where there are no columns, it may."""
     if None in (*place, *outer):
-        return False
+        return True
     start, end = (place.lineno, place.col_offset), (place.end_lineno, place.end_col_offset)
     return (
         place != outer and (outer.lineno, outer.col_offset) <= start and end <= (outer.end_lineno, outer.end_col_offset)

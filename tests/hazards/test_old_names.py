@@ -10,6 +10,7 @@ import ast
 import dis
 import importlib
 import inspect
+import subprocess
 import sys
 import textwrap
 import types
@@ -243,6 +244,22 @@ def test_where_the_old_value_is_used(name):
         assert all(load > call for load, _ in found)
         assert len(want) == len({line for _, line in found})
         assert all(any(first <= line <= last for line in want) for first, last in spans)
+
+
+WITHOUT_COLUMNS = """
+import dis, sys
+from dispatchmon.hazards.old_names import later_loads
+def f(self, x):
+    y = self.act(x)
+    return [x + 1 for x in y]
+calls = [i for i in dis.get_instructions(f) if i.opname == "CALL"]
+assert calls[0].positions.col_offset is None and not any(later_loads(f.__code__, i.offset) for i in calls)
+"""
+
+
+def test_without_columns_a_comprehensions_name_is_not_taken_for_the_old_one():
+    """Where it ends is not known then: better no finding than a wrong one."""
+    subprocess.run([sys.executable, "-X", "no_debug_ranges", "-c", WITHOUT_COLUMNS], check=True)
 
 
 def test_where_names_of_a_caller_are_loaded():
