@@ -142,6 +142,12 @@ PROGRAMS = {
                 return y
             return y + x  # old
         """,
+    "bound and used at once": """
+        def f(self, x):
+            y = self.act(x)
+            for x in y: x.add(x)
+            return y
+        """,
     "deleted": """
         def f(self, x):
             y = self.act(x)
