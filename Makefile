@@ -60,12 +60,14 @@ lint: $(VENV)/.wheel ## ruff and mypy --strict
 test-versions: $(VENV)/.wheel ## run the tests on other versions of torch, VERSIONS="2.8.0 2.14.1" (each is large)
 	@for v in $(VERSIONS); do echo "[test] torch $$v"; env=.venv-$$v; [ -d $$env ] || $(PYTHON) -m venv $$env; \
 	  $$env/bin/python -m pip install -qq torch==$$v && \
+	  $$env/bin/python -m pip install -qq --force-reinstall --no-deps dist/dispatchmon-*.whl && \
 	  $$env/bin/python -m pip install -qq "$$(echo dist/dispatchmon-*.whl)[dev]" torch==$$v && \
 	  DISPATCHMON_TEST_INSTALLED=1 $$env/bin/python -m pytest -n $(WORKERS) --dist loadgroup || exit 1; done
 
 test-pythons: $(VENV)/.wheel ## run the tests on other Pythons, PYTHONS="python3.13 python3.14" (each needs a torch of its own)
 	@for p in $(PYTHONS); do echo "[test] $$p"; env=.venv-$$p; [ -d $$env ] || $$p -m venv $$env; \
 	  $$env/bin/python -m pip install -qq --constraint constraints.txt torch && \
+	  $$env/bin/python -m pip install -qq --force-reinstall --no-deps dist/dispatchmon-*.whl && \
 	  $$env/bin/python -m pip install -qq --constraint constraints.txt "$$(echo dist/dispatchmon-*.whl)[dev]" && \
 	  DISPATCHMON_TEST_INSTALLED=1 $$env/bin/python -m pytest -n $(WORKERS) --dist loadgroup || exit 1; done
 
