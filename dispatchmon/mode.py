@@ -302,5 +302,6 @@ def close_at_exit() -> None:
             recording.close("the program ended while the monitor was open", monitor.quiet)
 
 
-os.register_at_fork(after_in_child=forget_in_child)
+if hasattr(os, "register_at_fork"):  # Windows does not fork
+    os.register_at_fork(after_in_child=forget_in_child)
 atexit.register(close_at_exit)

@@ -3,12 +3,13 @@ Verify the checksums of a closed trace with nothing of dispatchmon: the example 
 """
 
 import sys
+from pathlib import Path
 
 import pyarrow as pa
 import xxhash
 
 path = sys.argv[1]
-data = open(path, "rb").read()
+data = Path(path).read_bytes()
 digits_of = []
 with pa.ipc.open_file(path) as file:
     for i in range(file.num_record_batches):

@@ -1,7 +1,7 @@
 /* The statistics of a tensor in CPU memory, in one pass: a data pointer and a layout in, ten numbers out.
  *
  * No torch headers, and no state but the id of the process it was loaded in, so any number of monitors and threads may
- * measure at once; limited API, so one build serves every CPython from 3.10 on. The package works without this file
+ * measure at once; limited API, so one build serves every CPython from 3.11 on. The package works without this file
  * (table.py falls back on torch).
  *
  * How a measurement runs. The elements, in the order of the layout, are cut into blocks of BLOCK. A block that is not
@@ -11,7 +11,7 @@
  * out, in double. Blocks form chunks whose size depends on the number of elements alone, and chunks are merged in
  * order, so the result does not depend on the number of threads.
  *
- * Build: cc -O3 -fno-trapping-math -fno-math-errno -shared -fPIC -DPy_LIMITED_API=0x030a0000 -I<include> \
+ * Build: cc -O3 -fno-trapping-math -fno-math-errno -shared -fPIC -DPy_LIMITED_API=0x030b0000 -I<include> \
  *           _kernel.c -o _kernel.abi3.so -lm -ldl -pthread
  * -fno-trapping-math lets comparisons and square roots vectorize; -ffast-math would break the tests for NaN.
  * Checked for memory errors and undefined behaviour by tests/judges/sanitize_kernel.py. */

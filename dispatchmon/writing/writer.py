@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import resource
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
@@ -33,6 +32,12 @@ from dispatchmon.schema import (
 )
 from dispatchmon.words.harmless import storable
 from dispatchmon.writing.locks import in_nobodys_use, lock, unlock
+
+resource: Any
+try:
+    import resource
+except ImportError:  # Windows limits no file
+    resource = None
 
 O_BINARY: int = getattr(os, "O_BINARY", 0)  # of Windows
 OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
@@ -167,16 +172,17 @@ class TraceWriter:
 
     def require_room(self, batch: pa.RecordBatch) -> None:
         """Refuse a batch that would leave no room for the end of the file."""
-        room, why = room_after(self.number, self.size)
+        room, why = room_after(self.path, self.size)
         room -= CLOSING_BYTES + self.header + BLOCK_BYTES * self.batches
         if batch.nbytes + CLOSING_BYTES > room and encoded_size(batch) > room:
             raise OSError(why, os.strerror(why))
 
 
-def room_after(number: int, end: int) -> tuple[int, int]:
+def room_after(path: Path, end: int) -> tuple[int, int]:
     """(bytes that may be written at the end of a file, the error that more of them would be)."""
-    disk = os.fstatvfs(number)
-    free = disk.f_bavail * disk.f_frsize
+    free = shutil.disk_usage(path).free
+    if resource is None:
+        return free, errno.ENOSPC
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if limit != resource.RLIM_INFINITY and limit - end < free:
         return limit - end, errno.EFBIG

@@ -24,6 +24,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dispatchmon.schema import CLOSING_KEY
+
 STATISTICS = ("min", "max", "mean", "std", "norm", "nan", "inf", "posinf", "zero")
 TOLERANCE = 1e-6  # of mean and std relative to the largest magnitude, of norm relative to itself; the rest is exact
 SMALLEST, LARGEST = 1e-160, 1e150  # the sum of squares of a std outside is no float64: it comes out as 0, or null

@@ -247,6 +247,15 @@ def test_layouts_of_every_dtype(dtype, layout):
     check_layout(np.random.default_rng(1), dtype, run, step, outer, repeat)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_empty_tensor_has_no_memory(dtype):
+    """Torch gives it the address 0, which is not read."""
+    empty = torch.empty(0, 3, dtype=torch_type(dtype))
+    assert empty.data_ptr() == 0
+    for outer in ((), ((0, 3),), ((3, 1), (0, 3))):
+        check(measure(0, pack(dtype, 0, 1, outer)), expected(np.empty(0)), dtype, outer)
+
+
 def check_layout(rng, dtype, run, step, outer, repeat, shift=0):
     """Measure random bytes through a layout, `shift` bytes off their alignment."""
     index = np.arange(run) * step
