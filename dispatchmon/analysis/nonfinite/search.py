@@ -19,6 +19,7 @@ from dispatchmon.analysis.nonfinite.findings import (
     Finding,
 )
 from dispatchmon.analysis.nonfinite.memory import Labels, Memory, covers
+from dispatchmon.analysis.nonfinite.questions import Questions
 from dispatchmon.analysis.nonfinite.rows import Event, Row, Wanted
 from dispatchmon.analysis.nonfinite.rules import Seen, judge, seen
 from dispatchmon.analysis.nonfinite.unwritten import UnwrittenMemory
@@ -51,6 +52,7 @@ class Search:
         self.brought: dict[int, Row] = {}  # results of collectives: the last that wrote them
         self.sent: list[tuple[Row, set[int]]] = []  # collectives that this rank sent findings into
         self.literals: set[int] = set()  # storages that were written down as nothing but Inf, as `torch.tensor(-inf)`
+        self.questions = Questions(self.followed.add)
         self.raised: dict[int, int] = {}  # storage -> the event that raised when it read it
         self.scaler: list[tuple[int, bool]] = []  # event of each of GradScaler's checks, whether it found an Inf
         self.scales: list[float] = []
@@ -109,6 +111,7 @@ class Search:
             if out.storage is not None:
                 self.last_write[out.storage] = number
         self.unwritten.event(event, b, used)
+        self.questions.event(event)
         self.scaler_event(event)
         inputs = [self.input(row) for row in used if row.nonfinite]
         bad = [out for out in outs if out.nonfinite]
@@ -249,8 +252,7 @@ class Search:
             return found
 
         constants, argument = event.constants, event.non_finite_argument
-        # nobody gives an optimizer a number that is not finite on purpose: it was calculated, from a learning rate say
-        told = ORIGIN if argument is not None and event.first.phase == "optimizer" else DELIBERATE
+        told = DELIBERATE if event.fills_in else ORIGIN
         if verdict.born_nan:
             kind = told if "n" in constants else TURNED if constants else ORIGIN
             begin(kind, "nan", verdict.born).argument = argument
