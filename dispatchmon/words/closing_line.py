@@ -50,4 +50,4 @@ def closing_line(
 def seen_first(row: Mapping[str, Any]) -> str:
     """Where the first NaN or Inf was seen, in a few words; without operators it cannot be followed."""
     where = f" in {row['module']}" if row["module"] else ""
-    return f"{'NaN' if row['nan'] else 'Inf'} first seen in {row['op']}{where}, step {row['step']}, harmful or not"
+    return f"{'NaN' if row['nan'] else 'Inf'} first seen in {row['op']}{where}, step {row['step']}"

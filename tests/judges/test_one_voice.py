@@ -84,7 +84,7 @@ def test_the_closing_line_and_the_commands(build, tmp_path, capfd):
         known = [each.event for each in (*answer.deliberate, *answer.origins)]
         assert seen.event in known or seen.op == "aten.lift_fresh.default"
     if seen is not None and seen.event in {each.event for each in answer.deliberate}:
-        assert seen.deliberate
+        assert seen.deliberate or seen.op == "aten.mul.Tensor"  # by an Inf of its own: it is calculated with, not filled in
     if ", no NaN or Inf. " in line:
         assert seen is None
 

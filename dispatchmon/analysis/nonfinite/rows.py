@@ -149,15 +149,6 @@ class Event:
         return None
 
     @property
-    def fills_in(self) -> bool:
-        """
-        Whether NaN and Inf among its own numbers are there on purpose, as masks are filled.
-
-        Nobody gives an optimizer a number that is not finite on purpose: it was calculated, from a learning rate say.
-        """
-        return bool(self.constants) and (self.non_finite_argument is None or self.first.phase != "optimizer")
-
-    @property
     def allocates(self) -> bool:
         """Whether its results are memory that is not written yet."""
         return self.first.op.startswith(_EMPTY) and "fill_value" not in self.arguments

@@ -100,6 +100,7 @@ class Search:
         if event.raised and number == self.wanted.end:  # nobody went on after it
             self.raised.update({row.storage: number for row in event.inputs if row.storage is not None})
         outs = event.outputs
+        self.delivered(event)
         used = [row for row in event.inputs if reads(b, row)]
         if any(out.dtype != "bool" for out in outs):  # isnan, item, a comparison look at a value without using it
             for row in used:
@@ -252,7 +253,8 @@ class Search:
             return found
 
         constants, argument = event.constants, event.non_finite_argument
-        told = DELIBERATE if event.fills_in else ORIGIN
+        # nobody gives an optimizer a number that is not finite on purpose: it was calculated, from a learning rate say
+        told = ORIGIN if argument is not None and event.first.phase == "optimizer" else DELIBERATE
         if verdict.born_nan:
             kind = told if "n" in constants else TURNED if constants else ORIGIN
             begin(kind, "nan", verdict.born).argument = argument
@@ -320,6 +322,24 @@ class Search:
             self.sent.append((event.first, roots))
         if bad:
             self.remember(event, inputs, roots)
+
+    def delivered(self, event: Event) -> None:
+        """
+        A backend may deliver by `copy_`, from memory of its own, into the result that is waited for.
+
+        What it takes it from is then what the collective brought, as in gloo's reduce-scatter.
+        """
+        if event.operation != "copy":
+            return
+        for out in event.outputs:
+            storage = out.storage if out.storage is not None else -1
+            brought = self.brought.get(storage)
+            if brought is None or self.last_write.get(storage) != brought.event:
+                continue
+            for row in event.inputs:
+                unseen = row.storage not in self.last_write and row.storage not in self.last_read
+                if row.storage is not None and unseen and not row.written:
+                    self.arriving[row.storage], self.brought[row.storage] = self.arriving[storage], brought
 
     # ------------------------------------------------------------------------------------------------- the rest
     def unwritten_was_read(self, allocator: Row, reader: Row, written: float) -> int:

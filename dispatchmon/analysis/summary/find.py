@@ -213,7 +213,7 @@ def _is_deliberate(trace: TraceFiles, seen: Sighting) -> bool:
     event = events_by_number(trace, seen.rank, {seen.event}).get(seen.event)
     if event is None:
         return False
-    return event.fills_in or is_mask(trace, seen.rank, event)
+    return bool(event.constants) and event.non_finite_argument is None or is_mask(trace, seen.rank, event)
 
 
 def _picked(kind: type[Any], row: dict[str, Any]) -> Any:
