@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 
 from dispatchmon import DispatchMonitor, NonFiniteError
 from dispatchmon.analysis.nonfinite import NonFinite
+from dispatchmon.analysis.summary import Summary
 from folders import CASES
 from nonfinite_programs import PROGRAMS
 from reported import load
@@ -30,16 +30,6 @@ def builders() -> Iterator[Any]:
 
 
 ALL = list(builders())
-
-
-@pytest.fixture(params=[False, True], ids=["", "filled"])
-def _memory(request) -> Iterator[None]:
-    """Unwritten memory as it comes, and with NaN all over."""
-    torch.use_deterministic_algorithms(request.param, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
 
 
 def run(build: Build, path: Path, **settings: Any) -> tuple[DispatchMonitor, Exception | None]:
@@ -65,13 +55,11 @@ def words_for(answer: NonFinite) -> str:
     return f"unwritten memory of {next(each.op for each in answer.uninitialised if each.matters)} was read in"
 
 
-@pytest.mark.parametrize("build", ALL)
-@pytest.mark.usefixtures("_memory")
-def test_the_closing_line_and_the_commands(build, tmp_path, capfd):
-    """Where `nonfinite` exits 2 the line says it; where it exits 0 both others are calm; a mask is one for all."""
-    monitor, _ = run(build, tmp_path / "t.arrow")
-    line = next(line for line in reversed(capfd.readouterr().err.splitlines()) if line.startswith("dispatchmon: "))
-    answer, seen = monitor.trace.nonfinite(), monitor.trace.summarize().stands_out.first_nonfinite
+def agreed(monitor: DispatchMonitor, said: str) -> Summary:
+    """Check what is said of one run: where `nonfinite` exits 2 the closing line says it, where it exits 0 both others are calm."""
+    line = next(line for line in reversed(said.splitlines()) if line.startswith("dispatchmon: "))
+    answer, summary = monitor.trace.nonfinite(), monitor.trace.summarize()
+    seen = summary.stands_out.first_nonfinite
     if answer.found:
         assert f", {words_for(answer)}" in line
         assert re.search(r"Next: dispatchmon (nonfinite|audit) ", line)
@@ -87,6 +75,23 @@ def test_the_closing_line_and_the_commands(build, tmp_path, capfd):
         assert seen.deliberate or seen.op == "aten.mul.Tensor"  # by an Inf of its own: it is calculated with, not filled in
     if ", no NaN or Inf. " in line:
         assert seen is None
+    return summary
+
+
+@pytest.mark.parametrize("build", ALL)
+def test_the_closing_line_and_the_commands(build, tmp_path, capfd):
+    """They agree, whatever unwritten memory holds; and unless something reads it, no number of it is shown."""
+    monitor, _ = run(build, tmp_path / "t.arrow")
+    summary = agreed(monitor, capfd.readouterr().err)
+    torch.use_deterministic_algorithms(True, warn_only=True)  # fills it with NaN
+    try:
+        filled, _ = run(build, tmp_path / "filled.arrow")
+        other = agreed(filled, capfd.readouterr().err)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    if not monitor.trace.nonfinite().uninitialised:
+        shown = [{g.key: (g.magnitude, g.nan, g.inf) for g in each.groups} for each in (summary, other)]
+        assert shown[0] == shown[1]
 
 
 @pytest.mark.parametrize("build", ALL)
@@ -99,19 +104,3 @@ def test_while_it_runs(build, tmp_path):
     if isinstance(error, NonFiniteError):
         said = [*answer.origins, *answer.vanished, *answer.uninitialised]
         assert str(error) in [each.message for each in said]
-
-
-@pytest.mark.parametrize("build", ALL)
-@pytest.mark.usefixtures("_memory")
-def test_memory_that_nobody_wrote_is_no_number(build, tmp_path):
-    """What `summarize` shows is the same, whatever unwritten memory holds, unless something read it."""
-    with contextlib.suppress(AssertionError):
-        monitor, _ = run(build, tmp_path / "t.arrow", quiet=True)
-    trace = monitor.trace
-    if trace.nonfinite().uninitialised:
-        pytest.skip("it reads unwritten memory")
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    other, _ = run(build, tmp_path / "other.arrow", quiet=True)
-    a, b = (each.summarize(by="op") for each in (trace, other.trace))
-    kept = {group.key: (group.magnitude, group.nan, group.inf) for group in a.groups}
-    assert kept == {group.key: (group.magnitude, group.nan, group.inf) for group in b.groups}

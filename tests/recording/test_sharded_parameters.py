@@ -81,6 +81,7 @@ def test_two_ranks(tmp_path):
     assert (origins[0].rank, origins[0].op, origins[0].kind) == (1, "aten.log.default", "made")
     brought = [origin for origin in origins if origin.kind == "external"]
     assert brought
+    assert all(origin.follows is not None for origin in origins if origin.rank == 0)
     assert {(o.rank, o.op) for o in brought} == {(0, "c10d._reduce_scatter_base_.default")}
     assert {(o.follows.rank, o.follows.event) for o in brought} == {(1, origins[0].event)}
 
