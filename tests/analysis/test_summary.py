@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from dispatchmon import DispatchMonitor
-from dispatchmon.analysis.summary import OVERWRITE, Group, Sighting, Totals, Writes, summarize
+from dispatchmon.analysis.nonfinite.unwritten_rows import OVERWRITE
+from dispatchmon.analysis.summary import Group, Sighting, Totals, Writes, summarize
 from dispatchmon.errors import DispatchmonError, NotATraceError
 from dispatchmon.reading.query import Filters, query
 from dispatchmon.trace import open_trace

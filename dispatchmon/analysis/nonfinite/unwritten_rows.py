@@ -15,11 +15,27 @@ from dispatchmon.reading.batches import Range
 from dispatchmon.reading.query import Filters, query
 from dispatchmon.reading.trace_files import TraceFiles
 
+# What these, and `out=`, find is read by nobody: an earlier result, or memory that holds anything at all.
+OVERWRITE = (
+    "copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "cauchy_", "log_normal_",
+    "geometric_")  # fmt: skip
+READ = (
+    "coalesce(NOT (written AND role = 'input' AND "
+    f"(mutation = 'out' OR regexp_matches(op, '^aten\\.({'|'.join(OVERWRITE)})\\.'))), true)"
+)
+# Memory that was allocated unwritten, but for what was filled whole before anything else looked at it, as most is.
 _ALLOCATED = f"""
-SELECT DISTINCT storage FROM trace
-WHERE kind = 'op' AND role = 'output' AND storage IS NOT NULL
-  AND (dtype LIKE '%float%' OR dtype LIKE 'complex%') AND regexp_matches(op, '{ALLOCATORS}')
+SELECT storage FROM (
+    SELECT storage, event, numel, {READ} AS read, written AND role = 'output' AS wrote,
+        role = 'output' AND (dtype LIKE '%float%' OR dtype LIKE 'complex%') AND regexp_matches(op, '{ALLOCATORS}') AS fresh
+    FROM trace WHERE kind = 'op' AND storage IS NOT NULL)
+GROUP BY storage
+HAVING count(*) FILTER (fresh) > 0 AND count(*) FILTER (NOT fresh) > 0 AND NOT coalesce(
+    count(*) FILTER (fresh) = 1
+    AND min(event) FILTER (NOT fresh AND wrote) = min(event) FILTER (NOT fresh AND read)
+    AND arg_min(numel, event) FILTER (NOT fresh AND wrote) = max(numel) FILTER (fresh), false)
 """
+_COLUMNS = ("kind", "event", "op", "mutation", "role", "written", "storage", "numel", "dtype")
 
 
 class Key(NamedTuple):
@@ -40,8 +56,7 @@ def unwritten_rows(trace: TraceFiles, rank: int, filters: Filters) -> list[Key]:
         filters: of these only the ranges count: what lies outside of them is not read.
     """
     within = Filters(ranks=(rank,), steps=filters.steps, events=filters.events)
-    columns = ("kind", "role", "storage", "dtype", "op")
-    allocated = {row["storage"] for row in query(trace, _ALLOCATED, columns, within)}
+    allocated = {row["storage"] for row in query(trace, _ALLOCATED, _COLUMNS, within)}
     return _followed(trace, rank, allocated, within.ranges) if allocated else []
 
 

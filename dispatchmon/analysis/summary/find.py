@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from dispatchmon.analysis.nonfinite.masks import is_mask
 from dispatchmon.analysis.nonfinite.rows import events_by_number
-from dispatchmon.analysis.nonfinite.unwritten_rows import unwritten_rows
+from dispatchmon.analysis.nonfinite.unwritten_rows import READ, unwritten_rows
 from dispatchmon.analysis.summary.answer import Group, Sighting, StandsOut, Summary, Totals, Writes
 from dispatchmon.reading.query import Filters, query
 from dispatchmon.reading.trace_files import TraceFiles
@@ -26,14 +26,6 @@ _ORDER = {sort: f"{sort} DESC NULLS LAST" for sort in SORTS} | {"time": "time_ns
 _MAGNITUDE = "greatest(abs(min), abs(max))"  # greatest() ignores nulls
 # What an in-place write finds is an earlier result, and shown there, or memory that nobody has written.
 _MADE = "coalesce(NOT (written AND role = 'input'), true)"
-# What these, and `out=`, find is read by nobody: an earlier result as well, or memory that holds anything at all.
-OVERWRITE = (
-    "copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "cauchy_", "log_normal_",
-    "geometric_")  # fmt: skip
-_READ = (
-    "coalesce(NOT (written AND role = 'input' AND "
-    f"(mutation = 'out' OR regexp_matches(op, '^aten\\.({'|'.join(OVERWRITE)})\\.'))), true)"
-)
 _REAL = "(dtype LIKE '%float%' OR dtype LIKE 'complex%')"  # of integers, indices and counters, the largest says nothing
 
 # Every event has `arguments` on its first row and nowhere else, so that row stands for the event.
@@ -169,7 +161,7 @@ def groups_sql(by: str, sort: str, unwritten: str = "false") -> str:
     return _GROUPS.format(
         by=by,
         magnitude=_MAGNITUDE,
-        read=_READ,
+        read=READ,
         real_only=f"(WHERE {_REAL} AND {_MADE} AND NOT unwritten)",
         unwritten=unwritten,
         kinds=_KINDS,
