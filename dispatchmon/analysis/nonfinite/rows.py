@@ -8,7 +8,7 @@ next to nothing is read.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dispatchmon.reading.batches import Range
 from dispatchmon.reading.forms import read_arguments
 from dispatchmon.reading.trace_files import TraceFiles
 
@@ -27,7 +28,7 @@ _VIEWS = (
     r"^aten\.(view|t|transpose|permute|expand|slice|select|split|split_with_sizes|unbind|as_strided|detach|alias|unsqueeze|"
     r"squeeze|unfold|diagonal)\."
 )
-_ALLOCATORS = r"^aten\.(new_)?(empty(_like|_strided|_permuted)?|resize_|resize_as_)\."
+ALLOCATORS = r"^aten\.(new_)?(empty(_like|_strided|_permuted)?|resize_|resize_as_)\."
 _SCALER = r"^aten\._amp_"
 Ints = npt.NDArray[np.int64]
 
@@ -176,6 +177,7 @@ class Wanted:
     unmeasured: int = 0  # of these, how many have no counts
     largest: Row | None = None
     end: int = -1  # the last operator
+    trained: int = -1  # the last operator of an optimizer
 
 
 def _numbers(column: pa.Array, null: int = -1) -> Ints:
@@ -188,7 +190,7 @@ def survey(trace: TraceFiles, rank: int, on_progress: Callable[[float], None] | 
     storages: set[int] = set()
     losses: set[tuple[int, int]] = set()
     tensors = unmeasured = 0
-    end = -1
+    end = trained = -1
     largest: tuple[float, pa.RecordBatch, int] | None = None
     columns = [
         "kind",
@@ -213,6 +215,8 @@ def survey(trace: TraceFiles, rank: int, on_progress: Callable[[float], None] | 
         column = batch.column
         is_op = pc.equal(column("kind"), "op")
         end = max(end, pc.max(column("event").filter(is_op)).as_py() or 0)
+        optimizing = pc.and_(is_op, pc.equal(column("phase"), "optimizer").fill_null(False))
+        trained = max(trained, pc.max(column("event").filter(optimizing)).as_py() or -1)
         real = pc.and_(is_op, pc.match_substring_regex(column("dtype").fill_null(""), "float|complex"))
         counted = pc.or_kleene(column("nan").is_valid(), column("inf").is_valid())
         tensors += real.true_count
@@ -220,7 +224,7 @@ def survey(trace: TraceFiles, rank: int, on_progress: Callable[[float], None] | 
         bad = (_numbers(column("nan"), 0) > 0) | (_numbers(column("inf"), 0) > 0)
         bad &= is_op.to_numpy(zero_copy_only=False)
         fresh = pc.and_(
-            pc.match_substring_regex(column("op"), _ALLOCATORS), pc.equal(column("role"), "output").fill_null(False)
+            pc.match_substring_regex(column("op"), ALLOCATORS), pc.equal(column("role"), "output").fill_null(False)
         )
         storage = _numbers(column("storage"))
         found = bad | pc.and_(fresh, real).to_numpy(zero_copy_only=False)
@@ -241,7 +245,7 @@ def survey(trace: TraceFiles, rank: int, on_progress: Callable[[float], None] | 
             if follows != "forward" and batch["numel"][i].as_py() == 1:
                 losses.add((int(storage[i]), int(batch["version"][i].as_py() or 0)))
     storages.discard(-1)
-    wanted = Wanted(storages, {}, losses, tensors, unmeasured, end=end)
+    wanted = Wanted(storages, {}, losses, tensors, unmeasured, end=end, trained=trained)
     if largest is not None:
         wanted.largest = _row(largest[1].to_pylist()[0])
     return wanted
@@ -265,14 +269,17 @@ def last_touches(trace: TraceFiles, rank: int, wanted: Wanted) -> None:
     wanted.last = dict(zip(known.tolist(), last.tolist(), strict=True))
 
 
-def events(trace: TraceFiles, rank: int, followed: set[int]) -> Iterator[Event]:
+def events(
+    trace: TraceFiles, rank: int, followed: set[int], within: Mapping[str, Range] | None = None
+) -> Iterator[Event]:
     """
     The events that touch one of these storages, in order.
 
-    The set may grow while the events are read: what touches a new member from then on comes too.
+    The set may grow while the events are read: what touches a new member from then on comes too. Of batches outside the
+    ranges `within` nothing comes.
     """
     pending: list[Row] = []
-    for batch in trace.scan(["kind", *COLUMNS], ranks=(rank,)):
+    for batch in trace.scan(["kind", *COLUMNS], ranks=(rank,), within=within):
         if not batch.num_rows:
             continue
         storage, number = _numbers(batch.column("storage")), _numbers(batch.column("event"))
@@ -349,3 +356,9 @@ def _events_in(trace: TraceFiles, rank: int, numbers: set[int] | range) -> Itera
             pending.append(row)
     if pending:
         yield Event(pending)
+
+
+def parameters_of(trace: TraceFiles, rank: int) -> frozenset[str]:
+    """The names of the model's parameters."""
+    described = (p for file in trace.files if file.rank == rank for p in file.metadata.get("parameters") or ())
+    return frozenset(p["name"] for p in described if isinstance(p, dict) and "name" in p)

@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from math import prod
 from typing import Any, Literal, get_args
 
+from dispatchmon.analysis.nonfinite.masks import is_mask
 from dispatchmon.analysis.nonfinite.rows import events_by_number
+from dispatchmon.analysis.nonfinite.unwritten_rows import READ, unwritten_rows
 from dispatchmon.analysis.summary.answer import Group, Sighting, StandsOut, Summary, Totals, Writes
 from dispatchmon.reading.query import Filters, query
 from dispatchmon.reading.trace_files import TraceFiles
@@ -24,14 +26,6 @@ _ORDER = {sort: f"{sort} DESC NULLS LAST" for sort in SORTS} | {"time": "time_ns
 _MAGNITUDE = "greatest(abs(min), abs(max))"  # greatest() ignores nulls
 # What an in-place write finds is an earlier result, and shown there, or memory that nobody has written.
 _MADE = "coalesce(NOT (written AND role = 'input'), true)"
-# What these, and `out=`, find is read by nobody: an earlier result as well, or memory that holds anything at all.
-OVERWRITE = (
-    "copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "cauchy_", "log_normal_",
-    "geometric_")  # fmt: skip
-_READ = (
-    "coalesce(NOT (written AND role = 'input' AND "
-    f"(mutation = 'out' OR regexp_matches(op, '^aten\\.({'|'.join(OVERWRITE)})\\.'))), true)"
-)
 _REAL = "(dtype LIKE '%float%' OR dtype LIKE 'complex%')"  # of integers, indices and counters, the largest says nothing
 
 # Every event has `arguments` on its first row and nowhere else, so that row stands for the event.
@@ -46,10 +40,10 @@ FROM (
         count(arguments) FILTER (mutation <> 'none') AS writes,
         coalesce(sum(duration_ns) FILTER (arguments IS NOT NULL), 0)::BIGINT AS time_ns,
         count(*) AS "rows",
-        max({magnitude}) FILTER (WHERE {read}) AS magnitude,
+        max({magnitude}) FILTER (WHERE {read} AND NOT unwritten) AS magnitude,
         max({magnitude}) FILTER {real_only} AS largest,
-        (sum(nan) FILTER (WHERE {read}))::BIGINT AS nan,
-        (sum(inf) FILTER (WHERE {read}))::BIGINT AS inf,
+        (sum(nan) FILTER (WHERE {read} AND NOT unwritten))::BIGINT AS nan,
+        (sum(inf) FILTER (WHERE {read} AND NOT unwritten))::BIGINT AS inf,
         count(DISTINCT step) AS steps,
         count(DISTINCT rank) AS ranks,
         count(arguments) FILTER (mutation = 'inplace') AS inplace,
@@ -58,7 +52,7 @@ FROM (
         count(arguments) FILTER (mutation = 'undeclared') AS undeclared,
         count(dtype) AS tensors,
         count(dtype) FILTER (nan IS NULL AND inf IS NULL AND min IS NULL AND max IS NULL) AS without_statistics,
-    FROM trace
+    FROM (SELECT *, {unwritten} AS unwritten FROM trace)
     WHERE kind IN {kinds}
     GROUP BY GROUPING SETS ((kind, {by}), (kind))
 )
@@ -67,8 +61,13 @@ ORDER BY is_total DESC, {order}, key NULLS LAST
 """
 _GROUP_COLUMNS = (
     *("kind", "op", "arguments", "mutation", "duration_ns", "step", "rank", "dtype", "role", "written"),
-    *("min", "max", "nan", "inf"),
+    *("event", "arg", "min", "max", "nan", "inf"),
 )
+# Whether what a row shows is of memory that nobody has written, by a list of such rows.
+_UNWRITTEN = """
+((rank, event, coalesce(role, ''), coalesce(arg, '')) IN
+ (SELECT (unnest($ranks), unnest($events), unnest($roles), unnest($args))))
+"""
 
 
 def summarize(
@@ -99,13 +98,14 @@ def summarize(
     if by not in BY or sort not in SORTS:
         raise ValueError(f"by is one of {', '.join(BY)}, and sort one of {', '.join(SORTS)}")
     filters = filters or Filters()
+    unwritten = _Unwritten.of(trace, filters)
     rows = list(
         query(
             trace,
-            groups_sql(by, sort),
+            groups_sql(by, sort, unwritten.sql),
             (by, *_GROUP_COLUMNS),
             filters,
-            values={"top": 2**62 if top is None else top},
+            values={"top": 2**62 if top is None else top, **unwritten.values},
             on_progress=on_progress,
         )
     )
@@ -117,10 +117,11 @@ def summarize(
     total = totals[kind]
     first = largest = None
     if total["nan"] or total["inf"]:
-        first = _first(trace, kind, filters, f"{_MADE} AND (nan > 0 OR inf > 0)", None)
+        first = _first(trace, kind, filters, unwritten, f"{_MADE} AND (nan > 0 OR inf > 0)", None)
         first = first and replace(first, deliberate=_is_deliberate(trace, first))
     if total["largest"] is not None:
-        largest = _first(trace, kind, filters, f"{_REAL} AND {_MADE} AND {_MAGNITUDE} = $magnitude", total["largest"])
+        condition = f"{_REAL} AND {_MADE} AND {_MAGNITUDE} = $magnitude"
+        largest = _first(trace, kind, filters, unwritten, condition, total["largest"])
     return Summary(
         by=by,
         kind=kind,
@@ -131,19 +132,46 @@ def summarize(
     )
 
 
-def groups_sql(by: str, sort: str) -> str:
+@dataclass(frozen=True)
+class _Unwritten:
+    """Which rows show memory that nobody has written: as SQL, and the values of its parameters."""
+
+    sql: str = "false"
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, trace: TraceFiles, filters: Filters) -> _Unwritten:
+        ranks = [rank for rank in trace.ranks if not filters.ranks or rank in filters.ranks]
+        rows = [(rank, row) for rank in ranks for row in unwritten_rows(trace, rank, filters)]
+        if not rows:
+            return cls()
+        return cls(
+            _UNWRITTEN,
+            {
+                "ranks": [rank for rank, _ in rows],
+                "events": [row.event for _, row in rows],
+                "roles": [row.role or "" for _, row in rows],
+                "args": [row.arg or "" for _, row in rows],
+            },
+        )
+
+
+def groups_sql(by: str, sort: str, unwritten: str = "false") -> str:
     """Return the one aggregation that a summary is made of, over a table `trace`; its parameter `top` cuts the groups."""
     return _GROUPS.format(
         by=by,
         magnitude=_MAGNITUDE,
-        read=_READ,
-        real_only=f"(WHERE {_REAL} AND {_MADE})",
+        read=READ,
+        real_only=f"(WHERE {_REAL} AND {_MADE} AND NOT unwritten)",
+        unwritten=unwritten,
         kinds=_KINDS,
         order=_ORDER[sort],
     )
 
 
-def _first(trace: TraceFiles, kind: str, filters: Filters, condition: str, magnitude: float | None) -> Sighting | None:
+def _first(
+    trace: TraceFiles, kind: str, filters: Filters, unwritten: _Unwritten, condition: str, magnitude: float | None
+) -> Sighting | None:
     """
     Return the first value, in order of events, that meets the condition.
 
@@ -152,9 +180,9 @@ def _first(trace: TraceFiles, kind: str, filters: Filters, condition: str, magni
     columns = [f.name for f in fields(Sighting) if f.name not in ("magnitude", "deliberate")]
     sql = (
         f"SELECT {', '.join(columns)}, {_MAGNITUDE} AS magnitude "
-        f"FROM trace WHERE kind = $kind AND ({condition}) LIMIT 1"
+        f"FROM trace WHERE kind = $kind AND ({condition}) AND NOT {unwritten.sql} LIMIT 1"
     )
-    values = {"kind": kind} | ({} if magnitude is None else {"magnitude": magnitude})
+    values = {"kind": kind, **unwritten.values} | ({} if magnitude is None else {"magnitude": magnitude})
 
     def firsts() -> Iterator[dict[str, Any]]:
         for rank in trace.ranks:
@@ -169,13 +197,15 @@ def _first(trace: TraceFiles, kind: str, filters: Filters, condition: str, magni
 
 
 def _is_deliberate(trace: TraceFiles, seen: Sighting) -> bool:
-    """Whether an operator filled in a number of its own there, or somebody wrote down nothing but Inf."""
+    """Whether an operator filled in a number of its own there, or somebody wrote down nothing but Inf, or its logarithm."""
     if seen.op == "aten.lift_fresh.default":
         return seen.shape is not None and seen.inf == prod(seen.shape)
     if seen.role != "output":
         return False
     event = events_by_number(trace, seen.rank, {seen.event}).get(seen.event)
-    return event is not None and bool(event.constants) and event.non_finite_argument is None
+    if event is None:
+        return False
+    return bool(event.constants) and event.non_finite_argument is None or is_mask(trace, seen.rank, event)
 
 
 def _picked(kind: type[Any], row: dict[str, Any]) -> Any:
