@@ -1,10 +1,11 @@
-# `make help` lists the targets. Each needs Python 3.11 and nothing else: what is missing is installed into .venv.
+# `make help` lists the targets. Each needs Python 3.11 or newer and nothing else: what is missing is installed into .venv.
 # The tests and the demo use the built wheel, never this checkout; only what changed is made again.
 
 PYTHON ?= $(or $(shell command -v python3.11),python3)
 WORKERS ?= 2
 
 VERSIONS ?= 2.8.0 2.14.1
+PYTHONS ?= python3.13 python3.14
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -17,7 +18,7 @@ export PYTHONSAFEPATH := 1
 SCRIPT := PYTHONPATH=tests/shared:tests/judges $(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-audit test-models test-nonfinite test-operators test-versions behaviour lint bench bench-peers docs clean
+.PHONY: help demo test test-fast test-audit test-models test-nonfinite test-operators test-pythons test-sanitize test-versions behaviour lint bench bench-peers docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -27,7 +28,7 @@ demo: $(VENV)/.wheel ## train a small network under the monitor and summarize it
 	@echo
 	$(BIN)/dispatchmon summarize digits.arrow
 
-test: lint ## lint, check types, and test the built wheel
+test: lint test-sanitize ## lint, check types, and test the built wheel
 	@echo '[test] pytest'
 	@DISPATCHMON_TEST_INSTALLED=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
@@ -46,6 +47,10 @@ behaviour: $(VENV)/.wheel ## learn again what operators do with NaN and Inf, for
 test-audit: $(VENV)/.wheel ## judge the in-place audit by every program and a long fuzz
 	@DISPATCHMON_TEST_INSTALLED=1 DISPATCHMON_AUDIT=all $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup tests/hazards tests/judges/test_audit_judges.py
 
+test-sanitize: $(VENV)/.wheel ## the C kernel under the address and undefined-behaviour sanitizers
+	@echo '[test] the kernel under sanitizers'
+	@$(BIN)/python tests/judges/sanitize_kernel.py
+
 lint: $(VENV)/.wheel ## ruff and mypy --strict
 	@echo '[lint] ruff'
 	@$(BIN)/ruff check --quiet --output-format concise
@@ -55,7 +60,15 @@ lint: $(VENV)/.wheel ## ruff and mypy --strict
 test-versions: $(VENV)/.wheel ## run the tests on other versions of torch, VERSIONS="2.8.0 2.14.1" (each is large)
 	@for v in $(VERSIONS); do echo "[test] torch $$v"; env=.venv-$$v; [ -d $$env ] || $(PYTHON) -m venv $$env; \
 	  $$env/bin/python -m pip install -qq torch==$$v && \
+	  $$env/bin/python -m pip install -qq --force-reinstall --no-deps dist/dispatchmon-*.whl && \
 	  $$env/bin/python -m pip install -qq "$$(echo dist/dispatchmon-*.whl)[dev]" torch==$$v && \
+	  DISPATCHMON_TEST_INSTALLED=1 $$env/bin/python -m pytest -n $(WORKERS) --dist loadgroup || exit 1; done
+
+test-pythons: $(VENV)/.wheel ## run the tests on other Pythons, PYTHONS="python3.13 python3.14" (each needs a torch of its own)
+	@for p in $(PYTHONS); do echo "[test] $$p"; env=.venv-$$p; [ -d $$env ] || $$p -m venv $$env; \
+	  $$env/bin/python -m pip install -qq --constraint constraints.txt torch && \
+	  $$env/bin/python -m pip install -qq --force-reinstall --no-deps dist/dispatchmon-*.whl && \
+	  $$env/bin/python -m pip install -qq --constraint constraints.txt "$$(echo dist/dispatchmon-*.whl)[dev]" && \
 	  DISPATCHMON_TEST_INSTALLED=1 $$env/bin/python -m pytest -n $(WORKERS) --dist loadgroup || exit 1; done
 
 bench: $(VENV)/.wheel ## measure what monitoring costs, with one thread and with two, into docs/performance.md
@@ -78,7 +91,7 @@ clean: ## remove everything that make has made
 # torch first and at a pinned version, so that nothing else pulls in another build of it.
 $(VENV)/.torch: constraints.txt
 	@echo '[setup] a virtual environment in $(VENV), with $(shell grep ^torch== constraints.txt) (large, once)'
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed; set PYTHON=")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=")'
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) install --constraint constraints.txt torch setuptools build
 	@touch $@

@@ -9,7 +9,7 @@ from setuptools import Extension, setup
 kernel = Extension(
     "dispatchmon.statistics._kernel",
     ["dispatchmon/statistics/_kernel.c"],
-    define_macros=[("Py_LIMITED_API", "0x030a0000")],
+    define_macros=[("Py_LIMITED_API", "0x030b0000")],
     py_limited_api=True,
     # NaN and Inf keep their meaning: only the traps and errno, which nobody reads, are given up.
     extra_compile_args=["-O3", "-fno-trapping-math", "-fno-math-errno"],
@@ -25,5 +25,5 @@ wanted = (
 
 setup(
     ext_modules=[kernel] if wanted else [],
-    options={"bdist_wheel": {"py_limited_api": "cp310"}} if wanted else {},
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if wanted else {},
 )

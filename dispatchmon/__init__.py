@@ -26,6 +26,7 @@ from dispatchmon.errors import (
     NotATraceError,
     SettingError,
     TraceExistsError,
+    TraceInUseError,
     TraceNotFoundError,
     TraceVersionError,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "Summary",
     "Trace",
     "TraceExistsError",
+    "TraceInUseError",
     "TraceNotFoundError",
     "TraceVersionError",
     "__version__",

@@ -5,6 +5,7 @@ The exceptions a user can meet.
      ├── SettingError                an argument that cannot be meant (also a ValueError)
      ├── MonitorStateError           a monitor used out of turn: entered twice, stepped while it is closed
      ├── TraceExistsError            the file to be written is there already
+     ├── TraceInUseError             another monitor is writing the file
      ├── TraceNotFoundError          there is nothing to read at this path
      ├── NotATraceError              the file is not a dispatchmon trace, or is damaged beyond reading
      ├── TraceVersionError           the trace was written by a newer, incompatible dispatchmon
@@ -32,6 +33,10 @@ class MonitorStateError(DispatchmonError, RuntimeError):
 
 class TraceExistsError(DispatchmonError, FileExistsError):
     """The trace to be written exists already."""
+
+
+class TraceInUseError(DispatchmonError, BlockingIOError):
+    """The trace to be written is being written by another monitor."""
 
 
 class TraceNotFoundError(DispatchmonError, FileNotFoundError):

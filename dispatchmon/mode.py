@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from dispatchmon.errors import MonitorStateError, SettingError, TraceExistsError
+from dispatchmon.errors import MonitorStateError, SettingError, TraceExistsError, TraceInUseError
 from dispatchmon.observing.module_values import module_types_of
 from dispatchmon.observing.rules import Rule
 from dispatchmon.recording.assembly import Recording
@@ -74,6 +74,7 @@ class DispatchMonitor:
     Raises:
         SettingError: an argument cannot be meant.
         TraceExistsError: on entering, when `path` exists and `overwrite` is False.
+        TraceInUseError: on entering, when another monitor is writing it.
         MonitorStateError: on entering a monitor that is open already.
         NonFiniteError, AlertError: in the block, if `on_nonfinite` is `"raise"`, or a rule asks for it.
 
@@ -205,6 +206,10 @@ class DispatchMonitor:
             OPEN.append(self)
             try:
                 self._recording.open()
+            except TraceInUseError:  # nothing was begun
+                self._left()
+                self.path, self._entered = None, self._entered - 1
+                raise
             except BaseException:
                 self.__exit__(*sys.exc_info())
                 raise
@@ -227,6 +232,9 @@ class DispatchMonitor:
         return recording
 
 
+_MOST_NAME, _MOST_PATH = 255, 4000  # bytes, of the file systems in use
+
+
 def rank_of() -> tuple[int, int]:
     """(rank, world size) of this process."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -242,8 +250,10 @@ def free_path(
 
     Raises:
         TraceExistsError: it was asked for by name, and exists.
+        SettingError: there can be no such file.
     """
     path = Path("trace.arrow" if requested is None else requested)
+    require_possible(path)
     if path.is_dir():
         path = path / "trace.arrow"
     suffix = f".rank{rank}{path.suffix}" if world_size > 1 else path.suffix
@@ -251,12 +261,31 @@ def free_path(
     if requested is not None and not again:
         if first.exists() and not overwrite:
             raise TraceExistsError(f"{first} exists already: give another path, or overwrite=True to replace it")
+        if first.exists() and not first.is_file():
+            raise SettingError(f"{first} is no regular file: a trace needs one, give another path")
         return first
     found, n = first, 1
     while found.exists() or (again and n == 1):
         n += 1
         found = path.with_name(f"{path.stem}-{n}{suffix}")
     return found
+
+
+def require_possible(path: Path) -> None:
+    """
+    Refuse a path that no file system takes.
+
+    Raises:
+        SettingError: it has a NUL, or a name or a whole that is too long.
+    """
+    text = os.fsencode(path)
+    if b"\0" in text:
+        raise SettingError(f"path is {str(path)!r}: a path has no NUL")
+    room = _MOST_NAME - len(".rank99999")
+    if (longest := max(map(len, text.split(os.fsencode(os.sep))))) > room:
+        raise SettingError(f"path has a name of {longest} bytes, {str(path)[:40]}…: give one of at most {room}")
+    if len(text) > _MOST_PATH:
+        raise SettingError(f"path has {len(text)} bytes, {str(path)[:40]}…: give one of at most {_MOST_PATH}")
 
 
 def forget_in_child() -> None:
@@ -273,5 +302,6 @@ def close_at_exit() -> None:
             recording.close("the program ended while the monitor was open", monitor.quiet)
 
 
-os.register_at_fork(after_in_child=forget_in_child)
+if hasattr(os, "register_at_fork"):  # Windows does not fork
+    os.register_at_fork(after_in_child=forget_in_child)
 atexit.register(close_at_exit)

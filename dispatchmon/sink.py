@@ -2,9 +2,9 @@
 Batches to a trace, off the hot path.
 
 A thread converts, compresses and writes; the queue before it is bounded, so when the disk is slower than the model the
-loop waits and memory does not grow. When no batch has come for an interval, because the program stands still or is inside
-one long operator, the thread takes a copy of what there is and writes that. Whatever goes wrong here is kept in `error`:
-it never reaches the training loop.
+loop waits and memory does not grow. When nothing at all is written for a minute, recording stops and the loop goes on. When
+no batch has come for an interval, because the program stands still or is inside one long operator, the thread takes a copy
+of what there is and writes that. Whatever goes wrong here is kept in `error`: it never reaches the training loop.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from dispatchmon.errors import TraceInUseError
 from dispatchmon.packed.batch import Batch
 from dispatchmon.packed.records import EVENT
 from dispatchmon.writing.converter import Converter
 
 QUEUED = 2  # batches that may wait
+PATIENCE = 60  # seconds for which the loop waits for a disk that takes nothing
 LOST = "operators that could not be written"
 BEYOND = "operators after max_bytes was reached"
 
@@ -53,6 +55,9 @@ class Sink:
         self.stopped: str | None = None  # why nothing more is recorded, though nothing went wrong
         self.waited = 0  # ns that the training loop waited for a free place in the queue
         self.done = 0  # batches that were taken off the queue and written, or lost
+        self.seen = 0  # how many of them when somebody last waited
+        self.seconds = 0  # for how long they have not become more while somebody waited
+        self.left = False  # the thread was left behind with a disk that stands still
         self.largest = 0  # bytes of a batch in the file
         self.closed: Mapping[str, Any] = {}  # the closing statement, as it was written
         self.queue: queue.Queue[Batch | None] = queue.Queue(QUEUED)
@@ -65,10 +70,17 @@ class Sink:
 
     # ------------------------------------------------------------------------------------------------- training loop
     def open(self) -> None:
-        """Create the file and start the thread."""
+        """
+        Create the file and start the thread.
+
+        Raises:
+            TraceInUseError: another monitor is writing the file.
+        """
         try:
             self.writer.open()
             self.thread.start()
+        except TraceInUseError:
+            raise
         except Exception as error:
             self.error = error
 
@@ -80,23 +92,37 @@ class Sink:
         self.waited += perf_counter_ns() - start
 
     def enqueue(self, batch: Batch | None) -> bool:
+        """Put into the queue as soon as there is a place; False if none will come."""
         while self.thread.is_alive():  # nobody waits for a thread that is gone
             try:
                 self.queue.put(batch, timeout=1)
                 return True
             except queue.Full:
-                continue
+                if self.stands_still():
+                    return False
         return False
+
+    def stands_still(self) -> bool:
+        """One more second was waited. Whether nothing was written for too many: seconds of a stopped process do not count."""
+        self.seconds = self.seconds + 1 if self.done == self.seen else 1
+        self.seen = self.done
+        if self.seconds < PATIENCE:
+            return False
+        self.error = self.error or TimeoutError(f"nothing was written for {PATIENCE} seconds")
+        return True
 
     def lose(self, batch: Batch) -> None:
         """Count what a batch would have added."""
         self.converter.tally.skip(LOST if self.error else BEYOND, len(batch.events) // EVENT.size)
 
     def close(self, closing: dict[str, Any]) -> None:
-        """Write what is queued and the closing statement, and close the file."""
+        """Write what is queued and the closing statement, and close the file; one that takes nothing is left open."""
         self.enqueue(None)
-        if self.thread.is_alive():
-            self.thread.join()
+        while self.thread.is_alive():
+            self.thread.join(1)
+            if self.thread.is_alive() and self.stands_still():
+                self.left = True  # it may still write, so the file is left to it
+                return
         while not self.queue.empty():  # the thread is gone
             if (batch := self.queue.get()) is not None:
                 self.lose(batch)
@@ -144,6 +170,8 @@ class Sink:
             try:
                 return self.queue.get(timeout=self.interval)
             except queue.Empty:
+                if self.left:
+                    return None
                 if not self.over and (copied := self.copy()) is not None:
                     self.write(copied, copied=True)
 

@@ -30,6 +30,8 @@ def table_of_keys(keys: dict[str, str]) -> str:
     return "\n".join(["| key | meaning |", "|---|---|", *(f"| `{key}` | {meaning} |" for key, meaning in keys.items())])
 
 
+SNIPPET = (Path(__file__).resolve().parent / "verify_checksums.py").read_text().partition('"""\n\n')[2].strip()
+
 METADATA = f"""\
 ## Metadata
 
@@ -48,6 +50,24 @@ its batches in the hidden folder `.NAME.parts` beside the file, each as a trace 
 closed. Of a process that was killed the folder is left: dispatchmon reads it in the place of the file, and any other
 reader its parts, in the order of their names.
 
+## Checksums
+
+The custom metadata of every record batch has the key `{schema.CHECKSUM_KEY.decode()}`:
+`{schema.CHECKSUM.decode()}` and {schema.DIGITS} hexadecimal digits. They are the 64-bit [XXH3](https://xxhash.com/) of the
+bytes of the file from the end of the batch before (for the first one, from the begin of the file, so that the schema and the
+metadata are part of it) to the batch's own end, with these {schema.DIGITS} digits as zeros, and with the number of the batch,
+from 0, as the seed. dispatchmon verifies each batch before it decodes anything of it. Another reader can:
+
+```python
+{SNIPPET}
+```
+
+A batch may have at most {schema.MOST_ROWS:,} rows, and {schema.MOST_BYTES:,} bytes once it is decompressed; a reader refuses
+more.
+
+In a file that was not closed, what follows the last whole batch is left out. Of the last batch of such a file the checksum
+may be missing: it begins with `{schema.UNCHECKED.decode()}` if the process was killed between the two.
+
 ## Versions
 
 The version is `major.minor`. A minor version adds columns or keys: readers ignore what they do not know. A major
@@ -57,6 +77,7 @@ version changes what is there: an older reader refuses the file with an error th
 |---|---|
 | 1.0 | first version |
 | 1.1 | `same_as` in the metadata's `modules` |
+| 1.2 | a checksum in every batch; without them, a file of this version is damaged |
 """
 
 

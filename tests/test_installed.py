@@ -80,7 +80,7 @@ def test_wheel_is_typed():
     shutil.which("cc") is None or bool(os.environ.get("DISPATCHMON_NO_EXTENSION")), reason="nothing can compile it"
 )
 def test_extension_was_built():
-    """With a compiler the wheel holds the C extension, for any Python from 3.10 on."""
+    """With a compiler the wheel holds the C extension, for any Python from 3.11 on."""
     assert list((SITE_PACKAGES / "dispatchmon" / "statistics").glob("_kernel.abi3.*"))
 
 

@@ -77,3 +77,37 @@ def test_reading_needs_no_torch():
 def test_monitor_loads_torch_only_when_named():
     """The first use of DispatchMonitor loads torch."""
     assert "torch" in modules_after("import dispatchmon\ndispatchmon.DispatchMonitor")
+
+
+ELSEWHERE = """
+import importlib, os, pkgutil, sys
+import click, duckdb, numpy, pyarrow.ipc, rich, torch, torch._dynamo, xxhash  # what they need of a system is their own affair
+
+missing = "resource fcntl pwd grp termios tty pty syslog dispatchmon.statistics._kernel".split()
+sys.modules.update(dict.fromkeys(missing))
+for name in "register_at_fork fork fstatvfs O_CLOEXEC getuid geteuid uname getloadavg sched_getaffinity pread pwrite".split():
+    delattr(os, name)
+
+import dispatchmon, dispatchmon_cli
+packages = (dispatchmon, dispatchmon_cli)
+names = [m.name for p in packages for m in pkgutil.walk_packages(p.__path__, p.__name__ + ".") if m.name not in missing]
+for name in names:
+    if not name.endswith(".__main__"):
+        importlib.import_module(name)
+
+with dispatchmon.DispatchMonitor(None, sys.argv[1], quiet=True) as monitor:
+    torch.ones(3).mul(2)
+assert monitor.error is None, monitor.error
+print(len(names), dispatchmon.open_trace(sys.argv[1]).rows)
+"""
+
+
+@pytest.mark.slow
+def test_nothing_that_only_unix_has_is_needed(tmp_path):
+    """Without its modules and functions, and without the kernel, every module imports, and three tensors are recorded."""
+    command = [sys.executable, "-c", ELSEWHERE, str(tmp_path / "t.arrow")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    modules, rows = map(int, done.stdout.split())
+    assert modules > 100
+    assert rows == 3

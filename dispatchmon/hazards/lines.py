@@ -2,7 +2,7 @@
 What a line of the program says, from its source: what it writes, under which name, and whose that is.
 
 The syntax tree of a file is read when a finding first asks for one of its lines; no code of the program runs. Where there is
-no source, or a Python without columns (before 3.11), a line says nothing.
+no source, or a Python that was told to keep no columns (`-X no_debug_ranges`), a line says nothing.
 """
 
 from __future__ import annotations
@@ -43,8 +43,6 @@ def tree_of(filename: str) -> ast.Module | None:
 
 def place_of(code: CodeType, instruction: int) -> tuple[int, int, int, int] | None:
     """First line, last line, first and last column of what an instruction belongs to."""
-    if not hasattr(code, "co_positions"):  # before Python 3.11
-        return None
     line, end, column, end_column = next(islice(code.co_positions(), instruction // 2, None), (None,) * 4)
     if line is None or end is None or column is None or end_column is None:
         return None

@@ -7,28 +7,23 @@ same memory; only the names differ. They stand in the code object: no frame's lo
 
 from __future__ import annotations
 
-import dis
 import inspect
-import sys
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import islice
 from types import CodeType, FrameType
 
 import torch
 
+from dispatchmon.hazards.bytecode import BACK, Step, at, reached_from, steps_of
+
 Loads = tuple[tuple[int, int], ...]  # (offset, line) of instructions
 # Attributes that say nothing of a tensor's content.
 ABOUT = frozenset("shape size dim ndim dtype device numel requires_grad is_cuda stride".split())
-_FILLERS = ("CACHE", "PRECALL", "NOP", "EXTENDED_ARG")
-_JUMPS = ("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "JUMP_ABSOLUTE")
-_BOUNDARIES = ("STORE_", "POP_TOP", "RETURN", "RESUME", "JUMP", "POP_JUMP", "FOR_ITER", "RAISE")
-_TURNS = ("SWAP", "COPY", "ROT_", "DUP_", "UNPACK", "EXTENDED", "SEND", "YIELD")
+_JUMPS = ("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT")
+_BOUNDARIES = ("STORE_", "POP_", "END_FOR", BACK, "RETURN", "RESUME", "JUMP", "FOR_ITER", "RAISE", "RERAISE")
+_TURNS = ("SWAP", "COPY", "UNPACK", "SEND", "YIELD")
 _KNOWN: dict[CodeType, bool] = {}
-
-
-def instructions_of(code: CodeType) -> list[dis.Instruction]:
-    """The instructions that do something."""
-    return [i for i in dis.get_instructions(code) if i.opname not in _FILLERS]
 
 
 @lru_cache(maxsize=4096)
@@ -39,37 +34,36 @@ def later_loads(code: CodeType, call: int) -> Loads:
     Empty if the argument is no plain name, if the result is thrown away (`self.relu(x)` alone: meant to write) or goes
     to the same name. Both ways of a branch are followed, up to the first rebinding; a loop is not followed back.
     """
-    instructions = instructions_of(code)
-    at = next((k for k, i in enumerate(instructions) if i.offset == call), None)
-    if not at or at + 1 >= len(instructions) or instructions[at].arg != 1:
+    steps = steps_of(code)
+    here = at(steps, call)
+    if here < 1 or here + 1 >= len(steps) or steps[here].arg != 1:
         return ()
-    before, after = instructions[at - 1], instructions[at + 1]
-    if not before.opname.startswith("LOAD_FAST") or not isinstance(before.argval, str) or after.opname == "POP_TOP":
+    before, after = steps[here - 1], steps[here + 1]
+    if before.op != "LOAD_FAST" or after.op == "POP_TOP":
         return ()
-    loads = set(held(instructions, at, names_of(before.argval, instructions[:at])))
-    offsets = {i.offset: k for k, i in enumerate(instructions)}
-    pending = [(at + 1, name) for name in names_of(before.argval, instructions[:at])]
+    names = names_of(before.name, steps[:here])
+    loads = set(held(steps, here, names))
+    pending = [(here + 1, name) for name in names]
     seen: set[tuple[int, str]] = set()
     while pending:
         k, name = pending.pop()
-        if (k, name) in seen or k >= len(instructions):
+        if (k, name) in seen or k >= len(steps):
             continue
         seen.add((k, name))
-        i = instructions[k]
-        names = i.argval if isinstance(i.argval, tuple) else (i.argval,)
-        if (i.opname.startswith("STORE_FAST") and names[0] == name) or (i.opname == "DELETE_FAST" and i.argval == name):
+        step = steps[k]
+        if step.op in ("STORE_FAST", "DELETE_FAST") and step.name == name:
             continue  # another value from here on
-        following = instructions[k + 1] if k + 1 < len(instructions) else i
-        if i.opname == "LOAD_FAST" and name in names and following.opname == "STORE_FAST":
-            pending.append((k + 2, following.argval))  # skip = x: one more old name
-        elif i.opname.startswith("LOAD_FAST") and name in names and following.argval not in ABOUT:
-            loads.add((i.offset, line_of(i)))
-        if i.opcode in dis.hasjrel or i.opcode in dis.hasjabs:
-            if "BACKWARD" not in i.opname and i.argval in offsets:
-                pending.append((offsets[i.argval], name))
-            if i.opname in _JUMPS:
+        following = steps[k + 1] if k + 1 < len(steps) else step
+        if step.op == "LOAD_FAST" and step.name == name and following.op == "STORE_FAST":
+            pending.append((k + 2, following.name))  # skip = x: one more old name
+        elif step.op == "LOAD_FAST" and step.name == name and following.name not in ABOUT:
+            loads.add((step.offset, step.line))
+        if step.target is not None:
+            if step.target > step.offset:
+                pending.append((reached_from(steps, step.target), name))
+            if step.op in _JUMPS:
                 continue
-        if not i.opname.startswith(("RETURN", "RAISE", "RERAISE")):
+        if not step.op.startswith(("RETURN", "RAISE", "RERAISE")):
             pending.append((k + 1, name))
     return tuple(loads)
 
@@ -77,95 +71,79 @@ def later_loads(code: CodeType, call: int) -> Loads:
 @lru_cache(maxsize=4096)
 def loads_after(code: CodeType, call: int, names: tuple[str, ...]) -> Loads:
     """Offsets, with lines, at which one of these names is loaded after the call at that offset, up to its next binding."""
+    steps = steps_of(code)
     found, alive = [], set(names)
-    instructions = instructions_of(code)
-    for i, following in zip(instructions, (*instructions[1:], instructions[-1]), strict=True):
-        if i.offset <= call:
+    for step, following in zip(steps, (*steps[1:], steps[-1]), strict=True):
+        if step.offset <= call:
             continue
-        if i.opname.startswith(("STORE_", "DELETE_")):
-            alive.discard(i.argval)
-        elif i.opname.startswith("LOAD_") and i.argval in alive and following.argval not in ABOUT:
-            found.append((i.offset, line_of(i)))
+        if step.op.startswith(("STORE_", "DELETE_")):
+            alive.discard(step.name)
+        elif step.op.startswith("LOAD_") and step.name in alive and following.name not in ABOUT:
+            found.append((step.offset, step.line))
     return tuple(found)
 
 
-def held(instructions: Sequence[dis.Instruction], at: int, names: set[str]) -> Loads:
+def held(steps: Sequence[Step], call: int, names: set[str]) -> Loads:
     """
     Where what was loaded under one of these names before a call is used after it, as `x` in `x + self.conv(self.relu(x))`.
 
     The stack is followed from the beginning of the expression: for each place whether the old value stands there. Offsets
     are one less than the instruction's that uses it. Expressions that jump or turn the stack over are left alone.
     """
-    first = next((k for k in range(at - 1, -1, -1) if instructions[k].opname.startswith(_BOUNDARIES)), -1) + 1
+    first = next((k for k in range(call - 1, -1, -1) if steps[k].op.startswith(_BOUNDARIES)), -1) + 1
     stack: list[bool] = []
-    for i in instructions[first:at]:
-        if not follow(stack, i, names):
+    for step in steps[first:call]:
+        if not follow(stack, step, names):
             return ()
     depths = [depth for depth, old in enumerate(stack[:-1]) if old]  # the last one is the argument
     found = []
-    for i in instructions[at:]:
-        if not depths or i.opname.startswith(("RETURN", "JUMP", "POP_JUMP", "FOR_ITER")) or not follow(stack, i, set()):
+    for step in steps[call:]:
+        if not depths or step.op.startswith("RETURN") or not follow(stack, step, set()):
             break
         used = [depth for depth in depths if depth >= len(stack) or not stack[depth]]
-        found += [(i.offset - 1, line_of(i)) for _ in used]
+        found += [(step.offset - 1, step.line) for _ in used]
         depths = [depth for depth in depths if depth not in used]
     return tuple(found)
 
 
-def follow(stack: list[bool], instruction: dis.Instruction, names: set[str]) -> bool:
-    """What an instruction does to the stack; whether that is known."""
-    name = instruction.opname
-    if name.startswith(_TURNS) or instruction.opcode in dis.hasjrel or instruction.opcode in dis.hasjabs:
+def follow(stack: list[bool], step: Step, names: set[str]) -> bool:
+    """What a step does to the stack; whether that is known."""
+    if step.op.startswith(_TURNS) or step.target is not None:
         return False
-    argument = instruction.arg if instruction.opcode >= dis.HAVE_ARGUMENT else None
-    change = dis.stack_effect(instruction.opcode, argument, jump=False)
-    if name == "CALL" and sys.version_info < (3, 12):
-        change -= argument or 0  # counted with PRECALL, which is left out
-    if name == "LOAD_FAST":
-        stack.append(instruction.argval in names)
+    if step.op == "LOAD_FAST":
+        stack.append(step.name in names)
         return True
-    if change > 0:
-        if name == "LOAD_METHOD" and stack:
+    if step.grows > 0:
+        if step.op == "LOAD_METHOD" and stack:
             stack[-1] = False
-        stack.extend([False] * change)
+        stack.extend([False] * step.grows)
         return True
-    if len(stack) < -change:
+    if len(stack) < -step.grows:
         return False
-    del stack[len(stack) + change :]
-    if stack and not name.startswith(("POP_TOP", "STORE_")):
+    del stack[len(stack) + step.grows :]
+    if stack and not step.op.startswith(("POP_TOP", "STORE_")):
         stack[-1] = False
     return True
 
 
-def line_of(instruction: dis.Instruction) -> int:
-    """The line of an instruction; 0 if it has none."""
-    positions = getattr(instruction, "positions", None)
-    return (positions.lineno if positions is not None else instruction.starts_line) or 0
-
-
-def names_of(name: str, instructions: Sequence[dis.Instruction]) -> set[str]:
+def names_of(name: str, steps: Sequence[Step]) -> set[str]:
     """The name and those that `skip = x` gave to the same value before."""
     names = {name}
-    for one, two in zip(instructions, instructions[1:]):  # noqa: B905 - neighbours
-        if two.opname == "STORE_FAST":
-            if two.argval == name:
+    for one, two in zip(steps, steps[1:]):  # noqa: B905 - neighbours
+        if two.op == "STORE_FAST":
+            if two.name == name:
                 names = {name}
-            elif one.opname.startswith("LOAD_FAST") and one.argval in names:
-                names.add(two.argval)
+            elif one.op == "LOAD_FAST" and one.name in names:
+                names.add(two.name)
             else:
-                names.discard(two.argval)
+                names.discard(two.name)
     return names
 
 
-@lru_cache(maxsize=4096)
 def lines_of(code: CodeType, offset: int) -> tuple[int, int]:
     """First and last line of the expression that the instruction at that offset computes."""
-    found = next((i for i in dis.get_instructions(code) if i.offset == offset), None)
-    positions = getattr(found, "positions", None)
-    if positions is not None and positions.lineno:
-        return positions.lineno, positions.end_lineno
-    line = next((at for start, end, at in code.co_lines() if start <= offset < end and at is not None), None)
-    return (0, -1) if line is None else (line, line)
+    first, last, *_ = next(islice(code.co_positions(), offset // 2, None), (None, None))
+    return (0, -1) if first is None else (first, last or first)
 
 
 def reads_old_name(frame: FrameType, call: int, loads: Loads) -> bool:
@@ -177,21 +155,20 @@ def reads_old_name(frame: FrameType, call: int, loads: Loads) -> bool:
 @lru_cache(maxsize=4096)
 def calls_method(code: CodeType, offset: int, method: str) -> bool:
     """Whether the call at that offset is `something.method()`. Autograd dispatches a detach of its own for what it saves."""
-    instructions = instructions_of(code)
-    at = next((k for k, i in enumerate(instructions) if i.offset == offset), 0)
-    before = instructions[at - 1]
-    return bool(at) and before.opname in ("LOAD_METHOD", "LOAD_ATTR") and before.argval == method
+    steps = steps_of(code)
+    here = at(steps, offset)
+    return here > 0 and steps[here - 1].op in ("LOAD_METHOD", "LOAD_ATTR") and steps[here - 1].name == method
 
 
 @lru_cache(maxsize=4096)
 def method_called(code: CodeType, offset: int) -> str | None:
     """Name of the method or function that the call at that offset calls; an operator or an assignment has none."""
-    instructions = instructions_of(code)
-    at = next((k for k, i in enumerate(instructions) if i.offset == offset), None)
-    if at is None or not instructions[at].opname.startswith("CALL"):
+    steps = steps_of(code)
+    here = at(steps, offset)
+    if not steps[here].op.startswith("CALL"):
         return None
-    back = [i for i in reversed(instructions[:at]) if i.opname in ("LOAD_METHOD", "LOAD_ATTR", "LOAD_GLOBAL")]
-    return next((str(i.argval) for i in back if str(i.argval).endswith("_")), None)
+    back = (s for s in reversed(steps[:here]) if s.op in ("LOAD_METHOD", "LOAD_ATTR", "LOAD_GLOBAL"))
+    return next((str(s.name) for s in back if str(s.name).endswith("_")), None)
 
 
 def is_function(code: CodeType) -> bool:

@@ -242,5 +242,5 @@ def measure(statistic: str, totals: Any) -> float | None:
     if statistic == "magnitude":
         return float(max(abs(totals[r.MIN]), abs(totals[r.MAX])))
     if statistic == "std":
-        return math.sqrt(totals[r.M2] / totals[r.COUNT])
+        return float(totals[r.SPREAD] / math.sqrt(totals[r.COUNT]))
     return float(totals[{"min": r.MIN, "max": r.MAX, "mean": r.MEAN, "norm": r.NORM}[statistic]])

@@ -9,7 +9,7 @@ from typing import Any
 from dispatchmon.operators.arguments import Arguments
 
 # Why an operator needs more than a look before and a look after (`RecordingMode.unusual`); 0 if it does not.
-PLAIN, HIGHER_ORDER, FLAGGED, UNCOUNTED, MAY_LIE, COMPOSITE, NO_OPERATOR, WAIT, KEYED, FACTORY = range(10)
+PLAIN, HIGHER_ORDER, FLAGGED, UNCOUNTED, MAY_LIE, COMPOSITE, NO_OPERATOR, WAIT, KEYED, FACTORY, LEAVES_SCRATCH = range(11)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from dispatchmon.operators.plan import (
     FLAGGED,
     HIGHER_ORDER,
     KEYED,
+    LEAVES_SCRATCH,
     MAY_LIE,
     NO_OPERATOR,
     PLAIN,
@@ -32,6 +33,7 @@ from dispatchmon.operators.plan import (
 from dispatchmon.operators.schemas import (
     METADATA_ONLY,
     OWN_NAMESPACES,
+    SCRATCH_RESULTS,
     UNDECLARED_WRITES,
     Undeclared,
     is_uncounted,
@@ -154,6 +156,8 @@ class Plans(dict[Any, Plan]):
             return COMPOSITE
         if schema.name in ("aten::linalg_pinv", "aten::_trilinear"):  # found by tests/judges/operator_sweep.py
             return KEYED
+        if schema.name in SCRATCH_RESULTS:
+            return LEAVES_SCRATCH
         aliases = any(a.alias_info is not None for a in (*schema.arguments, *schema.returns))
         if not aliases and hidden is None and namespace not in OWN_NAMESPACES:
             return MAY_LIE

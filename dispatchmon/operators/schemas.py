@@ -59,6 +59,8 @@ UNWRITTEN = frozenset(
     f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided",
                                  "empty_permuted", "empty_quantized", "_efficientzerotensor")
 )  # fmt: skip
+# Results, by their place, that only the operator's own backward reads, and whose kernel leaves a part of them unwritten.
+SCRATCH_RESULTS = {"aten::_ctc_loss": (1,)}  # log_alpha: -Inf for the unlikely, nothing beyond the end of a sequence
 # These change what a tensor shows, not what the memory holds.
 METADATA_ONLY = ("aten::set_", "aten::set_data", "aten::retain_grad", "aten::record_stream", "aten::requires_grad_")
 OWN_NAMESPACES = ("aten", "prim", "prims", "c10d", "_c10d_functional", "_c10d_functional_autograd", "quantized")

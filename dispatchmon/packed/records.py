@@ -50,4 +50,6 @@ TABLE_FULL = -4  # more values in one batch than the table holds
 FAILED = -5  # the attempt raised
 EMPTY = -6  # no elements: counts are 0
 IN_FLIGHT = -7  # a collective may still be writing it; the next operator that uses it comes after the wait
+# From here on it stays so until somebody writes that memory.
 UNTIL_WAIT = -8  # the same, but only `wait_tensor` says when it has arrived
+SCRATCH = -9  # what a kernel left for its own backward, and filled in part

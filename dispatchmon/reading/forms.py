@@ -16,6 +16,7 @@ from typing import Any
 
 from dispatchmon.errors import NotATraceError
 from dispatchmon.reading.messages import Damaged
+from dispatchmon.words.harmless import storable
 from dispatchmon.words.hazards import SEVERITIES
 
 MOST_BYTES = 1 << 28  # of one document
@@ -107,7 +108,8 @@ def read(text: bytes | str, form: Keys) -> dict[str, Any]:
         raise Damaged(f"it has {len(text):,} bytes, and at most {MOST_BYTES:,} are read")
     try:
         document = json.loads(text, parse_constant=_refuse, parse_float=_finite, parse_int=_whole)
-        json.dumps(document, ensure_ascii=False).encode()  # half of a surrogate pair cannot be written
+        if not text.isascii() or ("\\u" in text if isinstance(text, str) else b"\\u" in text):
+            document = storable(document)
     except (ValueError, RecursionError) as error:
         raise Damaged("it is not JSON, or too deeply nested") from error
     require(document, form, "")

@@ -80,6 +80,7 @@ def _opened(path: Path, reader: BatchReader, metadata: dict[str, Any]) -> TraceF
     if reader.closed:
         try:
             if batches:
+                reader.read(0, (), {}, Contents(), checked=checked)  # whose checksum is over the schema and the metadata too
                 closing = _closing(reader.read(batches - 1, (), {}, Contents(), checked=checked)[1])
         except UNREADABLE as error:
             reason = str(error) if isinstance(error, Damaged) else "its end cannot be read"

@@ -209,7 +209,7 @@ def _asked(
         try:
             text = f"WITH trace AS NOT MATERIALIZED (SELECT * FROM every_row WHERE {condition}) {sql}"
             yield connection, text, {**filter_values, **values}
-        except (duckdb.Error, RuntimeError) as error:
+        except (duckdb.Error, pa.ArrowException, RuntimeError, OSError) as error:
             if stopped_by:
                 raise stopped_by[0] from None
             if "interrupted" in str(error).lower():

@@ -31,6 +31,7 @@ from dispatchmon.observing.on_nonfinite import Harm, Moments
 from dispatchmon.observing.parameter_values import ParameterValues
 from dispatchmon.operators.plans import Plans
 from dispatchmon.packed.events import EventBuffer
+from dispatchmon.packed.records import UNREADY
 from dispatchmon.packed.tables import Tables
 from dispatchmon.recording import handover
 from dispatchmon.recording.alarm import Alarm
@@ -45,11 +46,13 @@ from dispatchmon.sink import Sink
 from dispatchmon.statistics.table import Statistics
 from dispatchmon.torch_internals import DisableTorchFunction
 from dispatchmon.values.names import ParameterNames, owned_by
+from dispatchmon.values.refills import unwatch, watch
 from dispatchmon.values.values import Values
 from dispatchmon.words.closing_line import closing_line
 from dispatchmon.words.harmless import printable_lines
 from dispatchmon.writing.converter import Converter
 from dispatchmon.writing.flight_recorder import FlightRecorder
+from dispatchmon.writing.tally import REASONS
 from dispatchmon.writing.writer import TraceWriter
 
 
@@ -182,6 +185,8 @@ class Recording:
         if self.settings.compiled == "eager":
             self.stance = torch.compiler.set_stance("force_eager")
         self.tracker.open()
+        if self.settings.verify_values:
+            watch(self.values.refilled)
         if self.parameters is not None:
             self.parameters.open()
         self.handover.begin()
@@ -213,6 +218,7 @@ class Recording:
         if self.stance is not None:
             self.stance.__exit__(None, None, None)
         self.tracker.close()
+        unwatch(self.values.refilled)
         if self.modules is not None:
             self.modules.new_step()
         if self.parameters is not None:
@@ -230,8 +236,9 @@ class Recording:
         """The closing line, and what `on_nonfinite` says of the whole trace."""
         sink, record, alarm = self.sink, self.settings.record, self.alarm
         n_bytes = self.path.stat().st_size if self.path.exists() else 0
-        first = sink.converter.tally.first_nonfinite
-        asked = self.dispatches and first is not None and not (quiet and alarm is None)
+        tally = sink.converter.tally
+        first, unwritten = tally.first_nonfinite, REASONS[UNREADY] in tally.skipped
+        asked = self.dispatches and (first is not None or unwritten) and not (quiet and alarm is None)
         answer = judged(self.path, n_bytes) if asked else None
         if not quiet:
             said, alarming = said_of_nonfinite(first, self.dispatches, answer)
@@ -250,6 +257,7 @@ class Recording:
         """A forked child (a DataLoader's worker) records nothing and never touches its parent's file."""
         self.buffer.idle = True
         self.tracker.close()
+        unwatch(self.values.refilled)
 
     def skipped(self) -> dict[str, int]:
         """What ran and was not recorded, by reason."""

@@ -36,6 +36,7 @@ from dispatchmon.operators.plan import (
     FLAGGED,
     HIGHER_ORDER,
     KEYED,
+    LEAVES_SCRATCH,
     MAY_LIE,
     NO_OPERATOR,
     UNCOUNTED,
@@ -43,6 +44,7 @@ from dispatchmon.operators.plan import (
     Plan,
 )
 from dispatchmon.operators.plans import Plans
+from dispatchmon.operators.schemas import SCRATCH_RESULTS
 from dispatchmon.packed.events import EventBuffer
 from dispatchmon.packed.records import (
     ACCUMULATE,
@@ -399,6 +401,9 @@ class RecordingMode(TorchDispatchMode):
         try:
             if plan.special == WAIT:
                 self.values.arrived(args[0])
+            if plan.special == LEAVES_SCRATCH:
+                for place in SCRATCH_RESULTS[func._schema.name]:
+                    self.values.is_scratch(result[place])
             if versions is not None:
                 plan = self.lies.found(plan, func, versions, pending)
             made = (tree_leaves(result),) if plan.special == HIGHER_ORDER else result

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ def metadata(model: nn.Module | None, rank: int, world_size: int) -> dict[str, A
         "parameters": [] if model is None else described_parameters(model),
         "threads": torch.get_num_threads(),
         "command": sys.argv,
-        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 

@@ -2,7 +2,8 @@
 What the line that ends a recording says of NaN and Inf: what `dispatchmon nonfinite` would.
 
 Nearly every run meets some: masks are made of -Inf, memory that nobody has written holds anything. Only the search can tell
-these from harm, so it is asked; it looks at the trace that was just closed, and only if a NaN or Inf is in there at all.
+these from harm, so it is asked; it looks at the trace that was just closed, and only if a NaN or Inf is in there at all, or
+memory that was allocated and not filled, which may have been read as ordinary numbers.
 """
 
 from __future__ import annotations
@@ -41,14 +42,12 @@ def said_of_nonfinite(first: Mapping[str, Any] | None, ops: bool, answer: NonFin
     Args:
         first: the row in which a NaN or Inf was seen first, if one was.
         ops: whether operators were recorded: of modules and parameters alone nothing is followed.
-        answer: what was found, see `judged`.
+        answer: what was found, see `judged`; None too if there was nothing to search for.
     """
-    if first is None:
-        return NOTHING, False
-    if not ops:
-        return seen_first(first), False
-    if answer is None:
-        return UNJUDGED, True
+    if answer is None or not ops:
+        if first is None:
+            return NOTHING, False
+        return (UNJUDGED, True) if ops else (seen_first(first), False)
     if answer.first is not None:
         origin = answer.first
         where = f" in {origin.module}" if origin.module else ""
@@ -60,7 +59,7 @@ def said_of_nonfinite(first: Mapping[str, Any] | None, ops: bool, answer: NonFin
     if answer.found:
         read = next(each for each in answer.uninitialised if each.matters)
         return f"unwritten memory of {read.op} was read in {read.reader.op}, step {read.reader.step}", True
-    return HARMLESS, False
+    return (NOTHING if first is None else HARMLESS), False
 
 
 def first_origins(path: Path, n_bytes: int) -> dict[str, int] | None:

@@ -1,7 +1,7 @@
 /* The statistics of a tensor in CPU memory, in one pass: a data pointer and a layout in, ten numbers out.
  *
  * No torch headers, and no state but the id of the process it was loaded in, so any number of monitors and threads may
- * measure at once; limited API, so one build serves every CPython from 3.10 on. The package works without this file
+ * measure at once; limited API, so one build serves every CPython from 3.11 on. The package works without this file
  * (table.py falls back on torch).
  *
  * How a measurement runs. The elements, in the order of the layout, are cut into blocks of BLOCK. A block that is not
@@ -11,7 +11,7 @@
  * out, in double. Blocks form chunks whose size depends on the number of elements alone, and chunks are merged in
  * order, so the result does not depend on the number of threads.
  *
- * Build: cc -O3 -fno-trapping-math -fno-math-errno -shared -fPIC -DPy_LIMITED_API=0x030a0000 -I<include> \
+ * Build: cc -O3 -fno-trapping-math -fno-math-errno -shared -fPIC -DPy_LIMITED_API=0x030b0000 -I<include> \
  *           _kernel.c -o _kernel.abi3.so -lm -ldl -pthread
  * -fno-trapping-math lets comparisons and square roots vectorize; -ffast-math would break the tests for NaN.
  * Checked for memory errors and undefined behaviour by tests/judges/sanitize_kernel.py. */
@@ -507,12 +507,13 @@ static Total measure_chunks(const Job *job, int64_t threads, pid_t home) {
   return t;
 }
 
-enum { COUNT, MIN, MAX, MEAN, M2, NORM, NANS, INFS, POSINFS, ZEROS, TOTALS };
+enum { COUNT, MIN, MAX, MEAN, SPREAD, NORM, NANS, INFS, POSINFS, ZEROS, TOTALS };
 
+/* The spread is the root of the centred sum of squares, which itself would leave the range of double. */
 static void measure_all(Job *job, int64_t threads, pid_t home, double *out) {
   Environment saved = enter_environment();
   Total t = measure_chunks(job, threads, home);
-  double peak = fmax(fabs(t.min), fabs(t.max)), repeat = (double)job->layout.repeat, norm;
+  double peak = fmax(fabs(t.min), fabs(t.max)), repeat = (double)job->layout.repeat, norm, spread;
   if (t.count && peak && (peak > 1e130 || peak < 1e-130)) { /* only float64 and complex128 get there */
     int exponent;
     frexp(peak, &exponent);
@@ -520,14 +521,14 @@ static void measure_all(Job *job, int64_t threads, pid_t home, double *out) {
     Total scaled = measure_chunks(job, threads, home);
     norm = sqrt(scaled.m2 + scaled.count * scaled.mean * scaled.mean) * sqrt(repeat) / job->scale;
     t.mean = scaled.mean / job->scale;
-    t.m2 = scaled.m2 * repeat / job->scale / job->scale;
+    spread = sqrt(scaled.m2 * repeat) / job->scale;
   } else {
     t.mean += job->flip ? (double)((uint64_t)job->origin ^ job->flip) : (double)job->origin;
     norm = sqrt(t.m2 + t.count * t.mean * t.mean) * sqrt(repeat);
-    t.m2 *= repeat;
+    spread = sqrt(t.m2 * repeat);
   }
   out[COUNT] = t.count * repeat, out[MIN] = t.min, out[MAX] = t.max;
-  out[MEAN] = t.mean, out[M2] = t.m2, out[NORM] = norm;
+  out[MEAN] = t.mean, out[SPREAD] = spread, out[NORM] = norm;
   out[NANS] = t.nan * repeat, out[INFS] = t.inf * repeat, out[POSINFS] = t.posinf * repeat;
   out[ZEROS] = t.zero * repeat;
   leave_environment(saved);
@@ -539,8 +540,8 @@ PyDoc_STRVAR(MEASURE,
   "measure(row_address, pointer, layout, threads) -> int\n--\n\n"
   "Write TOTALS float64 to row_address, named by COLUMNS, and return the number of NaN and Inf elements.\n\n"
   "layout is struct.pack(LAYOUT_FORMAT, DTYPES[name], run, step, dims, repeat, *size, *stride), with size and stride\n"
-  "filled up to 8 entries and strides in elements: run elements are step apart, dimension 0 is the next. m2 is the\n"
-  "sum of squared differences from mean. Of a complex element the magnitude is measured. With no finite element min\n"
+  "filled up to 8 entries and strides in elements: run elements are step apart, dimension 0 is the next. spread is\n"
+  "the root of the sum of squared differences from mean. Of a complex element the magnitude is measured. With no finite element min\n"
   "is inf, max is -inf and mean is 0.");
 
 static PyObject *measure(PyObject *self, PyObject *const *args, Py_ssize_t n) {
@@ -584,7 +585,7 @@ static PyObject *measure(PyObject *self, PyObject *const *args, Py_ssize_t n) {
 
 static int fill(PyObject *module) {
   *(pid_t *)PyModule_GetState(module) = getpid();
-  PyObject *columns = Py_BuildValue("(ssssssssss)", "count", "min", "max", "mean", "m2", "norm", "nan", "inf", "posinf",
+  PyObject *columns = Py_BuildValue("(ssssssssss)", "count", "min", "max", "mean", "spread", "norm", "nan", "inf", "posinf",
                                     "zero");
   PyObject *dtypes = PyDict_New();
   int failed = !dtypes || !columns;

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dispatchmon.packed.totals import COUNT, INF, M2, NAN, NORM, POSINF, TOTALS, ZERO
+from dispatchmon.packed.totals import COUNT, INF, NAN, NORM, POSINF, SPREAD, TOTALS, ZERO
 from dispatchmon.statistics.reductions import PIECE, pieces
 
 DEVICE_PIECE = 1 << 21  # elements converted to float64 at a time: fewer and larger kernels than on CPU
@@ -40,8 +40,8 @@ def row(tensor: Tensor, sizes: tuple[int, ...], strides: tuple[int, ...], offset
     rows = [of_piece(part) for part in pieces(tensor, sizes, strides, offset, most)]
     found = merged(torch.stack(rows)) if len(rows) > 1 else rows[0]
     if repeat != 1:
-        factor = [repeat if i in (COUNT, M2, NAN, INF, POSINF, ZERO) else 1.0 for i in range(TOTALS)]
-        factor[NORM] = repeat**0.5
+        factor = [repeat if i in (COUNT, NAN, INF, POSINF, ZERO) else 1.0 for i in range(TOTALS)]
+        factor[SPREAD] = factor[NORM] = repeat**0.5
         found = found * torch.tensor(factor, dtype=torch.float64).to(found.device, non_blocking=True)
     return found
 
@@ -68,23 +68,27 @@ def of_piece(part: Tensor) -> Tensor:
     scale = torch.where(far, torch.exp2(-power), 1.0)
     scaled = torch.where(finite, values, 0.0) * scale
     mean = scaled.sum() / n.clamp(min=1)
-    m2 = torch.where(finite, scaled - mean, 0.0).square().sum()
+    spread = torch.where(finite, scaled - mean, 0.0).square().sum().sqrt()
     norm = scaled.square().sum().sqrt()
     counts = is_nan.sum(), is_inf.sum(), (values == inf).sum(), (values == 0).sum()
-    found = (n, low, high, mean / scale, m2 / scale / scale, norm / scale, *counts)
+    found = (n, low, high, mean / scale, spread / scale, norm / scale, *counts)
     return torch.stack([number.to(torch.float64) for number in found])
 
 
 def merged(rows: Tensor) -> Tensor:
     """One row for all pieces; `rows` is of shape [pieces, 10]."""
-    n, low, high, mean, m2, norm = rows[:, : NORM + 1].unbind(1)
+    n, low, high, mean, spread, norm = rows[:, : NORM + 1].unbind(1)
     total = n.sum()
     both = (n / total.clamp(min=1) * mean).sum()
-    spread = (m2 + n * (mean - both).square()).sum()
-    most = norm.amax()
-    length = torch.where(most > 0, most * (norm / most).square().sum().sqrt(), 0.0)
-    first = torch.stack([total, low.amin(), high.amax(), both, spread, length])
+    apart = n.sqrt() * (mean - both)
+    first = torch.stack([total, low.amin(), high.amax(), both, root(torch.cat([spread, apart])), root(norm)])
     return torch.cat([first, rows[:, NAN:].sum(0)])
+
+
+def root(parts: Tensor) -> Tensor:
+    """The root of the sum of squares, none of which leaves the range of float64."""
+    most = parts.abs().amax()
+    return torch.where(most > 0, most * (parts / most).square().sum().sqrt(), 0.0)
 
 
 def is_capturing(tensor: Tensor) -> bool:

@@ -8,11 +8,11 @@ One row of the table of statistics for a piece of bounded size, and the merging 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import frexp, hypot, inf, isfinite, prod
+from math import frexp, hypot, inf, isfinite, prod, sqrt
 
 import torch
 
-from dispatchmon.packed.totals import COUNT, INF, M2, MAX, MEAN, MIN, NAN, NORM, POSINF, ZERO
+from dispatchmon.packed.totals import COUNT, INF, MAX, MEAN, MIN, NAN, NORM, POSINF, SPREAD, ZERO
 
 PIECE = 1 << 17  # elements converted to float64 at a time
 
@@ -40,7 +40,7 @@ def merged(parts: Iterator[torch.Tensor]) -> list[float]:
         if n := t[COUNT]:
             both = total[COUNT] + n
             apart = t[MEAN] - total[MEAN]
-            total[M2] += t[M2] + apart * apart * (total[COUNT] * n / both)
+            total[SPREAD] = hypot(total[SPREAD], t[SPREAD], apart * sqrt(total[COUNT] * n / both))
             total[MEAN] += apart * (n / both)
             total[NORM] = hypot(total[NORM], t[NORM])
             total[MIN], total[MAX] = min(total[MIN], t[MIN]), max(total[MAX], t[MAX])
@@ -80,5 +80,5 @@ def totals(part: torch.Tensor) -> list[float]:
         values = values * scale
     mean = float(values.mean())
     norm = float(values.square().sum()) ** 0.5
-    m2 = float((values - mean).square_().sum())
-    return [float(n), low, high, mean / scale, m2 / scale / scale, norm / scale, nan, infinite, posinf, zero]
+    spread = float((values - mean).square_().sum()) ** 0.5
+    return [float(n), low, high, mean / scale, spread / scale, norm / scale, nan, infinite, posinf, zero]

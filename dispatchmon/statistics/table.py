@@ -1,7 +1,7 @@
 """
 The numbers of a value, and how they are computed.
 
-Each measured value fills one row of a table of float64: count, min, max, mean, centred sum of squares, L2 norm of the
+Each measured value fills one row of a table of float64: count, min, max, mean, spread, L2 norm of the
 finite elements, and how many are NaN, infinite, +Inf, zero. On CPU one pass of the optional C kernel does it, without the
 kernel torch's reductions (`reductions.py`). On another device they are computed there and fetched later (`deferred.py`).
 """
@@ -18,7 +18,7 @@ import torch
 
 from dispatchmon.memory.cells import MOST_MAPPED, runs_of
 from dispatchmon.packed.records import TABLE_FULL, UNSUPPORTED
-from dispatchmon.packed.totals import COUNT, INF, M2, NAN, NORM, POSINF, TOTALS, ZERO
+from dispatchmon.packed.totals import COUNT, INF, NAN, NORM, POSINF, SPREAD, TOTALS, ZERO
 from dispatchmon.statistics.deferred import Deferred, is_capturing, row
 from dispatchmon.statistics.kernel import native
 from dispatchmon.statistics.layout import MEASURABLE, Layout
@@ -178,9 +178,10 @@ class Statistics:
     def keep(self, slot: int, totals: list[float], repeat: int) -> int:
         """Write a row of the table; how many NaN and infinite elements it counts."""
         if repeat != 1:
-            for i in (COUNT, M2, NAN, INF, POSINF, ZERO):
+            for i in (COUNT, NAN, INF, POSINF, ZERO):
                 totals[i] *= repeat
-            totals[NORM] *= sqrt(repeat)
+            for i in (SPREAD, NORM):
+                totals[i] *= sqrt(repeat)
         first, block = self.blocks[-1]
         block[slot - first] = totals
         return int(totals[NAN] + totals[INF])

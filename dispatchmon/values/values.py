@@ -22,6 +22,7 @@ from dispatchmon.packed.records import (
     NOT_ASKED,
     ROW,
     ROW_FIELDS,
+    SCRATCH,
     UNSUPPORTED,
     UNTIL_WAIT,
     VERSION_BITS,
@@ -151,8 +152,8 @@ class Values:
         """Where the statistics of this memory of this value are; measured now if they are nowhere."""
         statistics = self.statistics
         assert statistics is not None
-        if tag[SLOT] == UNTIL_WAIT:
-            return UNTIL_WAIT
+        if tag[SLOT] <= UNTIL_WAIT:
+            return int(tag[SLOT])
         try:
             if tensor.is_neg():
                 return statistics.measure_values(tensor)  # not remembered: the memory holds the opposite
@@ -212,8 +213,7 @@ class Values:
         """A write to this tensor: the value of its memory is another one now."""
         tag = self.tag_of(tensor)
         if tag is not None:
-            tag[VALUE] += 1
-            tag[MEMORY], tag[SLOT], tag[SLOTS], tag[DIGESTS] = -1, -1, None, None
+            self.stale(tag)
 
     def wrote(self, tensor: Tensor, argument: int, event: int, write: Any) -> list[Any] | None:
         """The row of a tensor after a write to it, which goes into the log of its memory; the tag of the memory."""
@@ -270,6 +270,24 @@ class Values:
         tag = self.tag_of(tensor)
         if tag is not None:
             tag[SLOT] = -1
+
+    def refilled(self, storage: torch.UntypedStorage) -> None:
+        """A storage was freed or allocated anew: what it holds is another value."""
+        tag = getattr(storage, self.attribute, None)
+        if tag is not None:
+            self.stale(tag)
+
+    @staticmethod
+    def stale(tag: list[Any]) -> None:
+        """Memory holds another value now, of which nothing is known."""
+        tag[VALUE] += 1
+        tag[MEMORY], tag[SLOT], tag[SLOTS], tag[DIGESTS] = -1, -1, None, None
+
+    def is_scratch(self, tensor: Tensor) -> None:
+        """What this tensor holds means something to the kernel that made it only: it is never measured."""
+        tag = self.tag_of(tensor)
+        if tag is not None:
+            tag[SLOT] = SCRATCH
 
     def written_all(self, tensors: Iterable[Any]) -> None:
         """The same for each tensor of a list, of lists."""

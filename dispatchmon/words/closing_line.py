@@ -48,6 +48,6 @@ def closing_line(
 
 
 def seen_first(row: Mapping[str, Any]) -> str:
-    """Where the first NaN or Inf was seen, in a few words."""
+    """Where the first NaN or Inf was seen, in a few words; without operators it cannot be followed."""
     where = f" in {row['module']}" if row["module"] else ""
-    return f"first {'NaN' if row['nan'] else 'Inf'} in {row['op']}{where}, step {row['step']}"
+    return f"{'NaN' if row['nan'] else 'Inf'} first seen in {row['op']}{where}, step {row['step']}"

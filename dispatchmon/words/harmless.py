@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dispatchmon.words.documents import plain
@@ -17,6 +17,21 @@ from dispatchmon.words.documents import plain
 _STARTS_A_FORMULA = "=+-@\uff1d\uff0b\uff0d\uff20"  # the last four: the same in full width
 _NEEDS_QUOTES = re.compile('[",;\t\r\n]')  # a semicolon separates too, where the comma is a decimal point
 _NOT_PLAIN = re.compile(r"[^\x00-\x7e]")
+
+
+def storable(value: Any) -> Any:
+    """
+    A text, or a document with texts, as UTF-8 can hold it: half of a surrogate pair becomes an escape, as `\\udc80`.
+
+    Names of files that are not UTF-8 have such halves in Python, and a module may be given any name.
+    """
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, Mapping):
+        return {storable(key): storable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [storable(item) for item in value]
+    return value
 
 
 def printable(text: str) -> str:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dispatchmon.packed.source_lines import described
+from dispatchmon.words.harmless import storable
 
 Ints = npt.NDArray[np.int64]
 
@@ -38,7 +39,7 @@ class Column:
 
 def text(get: Callable[[Any], Any]) -> Column:
     """A column of strings."""
-    return Column(pa.utf8(), get)
+    return Column(pa.utf8(), lambda item: storable(get(item)))
 
 
 def columns_of_tables() -> dict[str, dict[str, Column]]:

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from dispatchmon.packed import records as r
 from dispatchmon.packed.batch import Batch
 from dispatchmon.schema import COLUMN_NAMES, PHASES, SCHEMA
+from dispatchmon.words.harmless import storable
 from dispatchmon.writing.columns import Ints, columns_of_tables
 from dispatchmon.writing.contexts import KnownContexts
 from dispatchmon.writing.hazard_rows import with_hazards, with_undeclared
@@ -48,7 +49,8 @@ class Converter:
             base, new = tables[table]
             for column in columns.values():
                 column.update(base, new[known.get(table, 0) :])
-        self.labels += tables["labels"][1][known.get("labels", 0) :]
+        for device, names in tables["labels"][1][known.get("labels", 0) :]:
+            self.labels.append((device, tuple((*place, storable(name)) for *place, name in names)))
         contexts = np.frombuffer(tables["contexts"], np.int64).reshape(-1, r.CONTEXT_FIELDS)
         positions = np.frombuffer(tables["positions"], np.int64).reshape(-1, r.POSITION_FIELDS)
         self.learned = {name: len(tables[name][1]) for name in self.columns}

@@ -9,6 +9,7 @@ judged. Of a process that was killed the folder is left, and `open_trace` reads 
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections import deque
@@ -59,6 +60,7 @@ class FlightRecorder:
     def __init__(self, path: Path, metadata: Mapping[str, Any], keep_last: int, judge: Judge | None = None) -> None:
         self.path, self.metadata, self.keep_last, self.judge = path, metadata, keep_last, judge
         self.folder = parts_folder(path)
+        self.holder = TraceWriter(path, metadata)  # holds the place, and keeps others from it
         self.parts: list[Part] = []
         self.steps: deque[int] = deque(maxlen=keep_last)  # the last that were recorded
         self.suspects: dict[str, list[int]] = {what: [] for what in KINDS}  # steps that are not judged yet
@@ -70,9 +72,7 @@ class FlightRecorder:
 
     def open(self) -> None:
         """Create the folder, and a file that holds the place."""
-        holder = TraceWriter(self.path, self.metadata)
-        holder.open()
-        holder.abandon()
+        self.holder.open()
         self.folder.mkdir()
         self.opened = True
 
@@ -156,7 +156,16 @@ class FlightRecorder:
     def close(self, statement: Mapping[str, Any]) -> Mapping[str, Any]:
         """Join the parts into one trace. If that fails, they stay, and are read in its place."""
         if not self.opened:
+            self.holder.abandon()
             return statement
+        try:
+            return self.put_together(statement)
+        finally:
+            self.holder.abandon()
+
+    def put_together(self, statement: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Put one trace in the place of the parts."""
+        self.holder.require_place()
         joined = TraceWriter(self.folder / "joined.part", self.metadata)
         try:
             statement = self.join(joined, statement)
@@ -164,7 +173,7 @@ class FlightRecorder:
             joined.abandon()
             joined.path.unlink(missing_ok=True)
             raise
-        joined.path.replace(self.path)
+        joined.path.replace(os.path.realpath(self.path))
         shutil.rmtree(self.folder)
         return statement
 

@@ -25,7 +25,7 @@ def statistics_of(
         t = np.zeros((s.TOTALS, len(slot)))
     counted = measured & (t[s.COUNT] > 0)
     with np.errstate(all="ignore"):
-        std = np.sqrt(t[s.M2] / t[s.COUNT])
+        std = t[s.SPREAD] / np.sqrt(t[s.COUNT])
     reals = {"min": t[s.MIN], "max": t[s.MAX], "mean": t[s.MEAN], "std": std, "norm": t[s.NORM]}
     counts = {"nan": t[s.NAN], "inf": t[s.INF], "posinf": t[s.POSINF], "zero": t[s.ZERO]}
     columns = {}

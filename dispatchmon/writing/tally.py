@@ -18,6 +18,7 @@ REASONS = {
     r.UNREADY: "values not there yet (memory that was not written)",
     r.IN_FLIGHT: "results of collectives that were still in flight",
     r.UNTIL_WAIT: "results of collectives that were still in flight",
+    r.SCRATCH: "scratch memory of kernels",
     r.TABLE_FULL: "values beyond the statistics table of a batch",
     r.FAILED: "values whose measurement failed",
 }

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import resource
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
@@ -31,7 +30,16 @@ from dispatchmon.schema import (
     checksum,
     parts_folder,
 )
+from dispatchmon.words.harmless import storable
+from dispatchmon.writing.locks import in_nobodys_use, lock, unlock
 
+resource: Any
+try:
+    import resource
+except ImportError:  # Windows limits no file
+    resource = None
+
+O_BINARY: int = getattr(os, "O_BINARY", 0)  # of Windows
 OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
 CLOSING_BYTES = 1 << 14  # kept free for the closing statement
 BLOCK_BYTES = 24  # of the footer, for each batch
@@ -48,7 +56,7 @@ class TraceWriter:
 
     def __init__(self, path: Path, metadata: Mapping[str, Any]) -> None:
         self.path = path
-        self.schema = SCHEMA.with_metadata({METADATA_KEY: json.dumps(metadata)})
+        self.schema = SCHEMA.with_metadata({METADATA_KEY: json.dumps(storable(metadata))})
         self.size = self.header = 0  # bytes up to the end of the last whole batch; up to the first one
         self.batches = 0  # in the file, the empty ones included
         self.writer: Any = None
@@ -57,14 +65,29 @@ class TraceWriter:
         self.torn = False  # a batch failed half-way: Arrow's writer no longer knows where it is
 
     def open(self) -> None:
-        """Create the file, with the metadata in it."""
+        """
+        Create the file, with the metadata in it; until it has them there is none, or what was there before.
+
+        Raises:
+            TraceInUseError: another monitor is writing it.
+        """
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        real = Path(os.path.realpath(self.path))  # a link stays a link
+        new = real.with_name(f".{secrets.token_hex(8)}.new")
+        with in_nobodys_use(real) as mode:
+            try:
+                self.number = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | O_BINARY, mode)
+                lock(self.number)
+                self.file = pa.OSFile(os.fsencode(new), "wb")
+                self.writer = pa.ipc.new_file(self.file, self.schema, options=OPTIONS)
+                self.append(EMPTY)  # Arrow writes the metadata with the first batch
+                self.header = self.size
+                os.replace(new, real)
+            except BaseException:
+                self.abandon()
+                new.unlink(missing_ok=True)
+                raise
         shutil.rmtree(parts_folder(self.path), ignore_errors=True)  # of a killed run that this one overwrites
-        self.file = pa.OSFile(os.fsencode(self.path), "wb")
-        self.number = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
-        self.writer = pa.ipc.new_file(self.file, self.schema, options=OPTIONS)
-        self.append(EMPTY)  # Arrow writes the metadata with the first batch
-        self.header = self.size
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Append a batch, and leave it to the operating system: from here on a killed process does not lose it."""
@@ -77,14 +100,15 @@ class TraceWriter:
         """Write the closing statement, and after it the footer, without which only dispatchmon reads the file."""
         if self.number < 0:
             return statement
-        words = {CLOSING_KEY: json.dumps(statement)}
+        words = {CLOSING_KEY: json.dumps(storable(statement))}
         try:
+            self.require_place()
             if self.torn:
                 self.write_at(self.size, message(EMPTY, words, self.batches))
             else:
                 self.append(EMPTY, words)
                 self.writer.close()
-            self.require_place()
+            self.require_name()
             return statement
         finally:
             self.abandon()
@@ -92,8 +116,10 @@ class TraceWriter:
     def abandon(self) -> None:
         """Leave the file as it is, without an end."""
         if self.number >= 0:
+            unlock(self.number)
             os.close(self.number)
             self.number = -1
+        if self.file is not None:
             self.file.close()
 
     def append(self, batch: pa.RecordBatch, words: Mapping[bytes, str | bytes] | None = None) -> None:
@@ -126,7 +152,16 @@ class TraceWriter:
             data = data[os.write(self.number, data) :]
 
     def require_place(self) -> None:
-        """Notice that the file was deleted or replaced: what is written to it would be lost without an error."""
+        """Notice that somebody else has changed the file, so that what is written to it would be lost without an error."""
+        self.require_name()
+        size = os.fstat(self.number).st_size
+        if size < self.size:
+            raise OSError(errno.EIO, f"somebody cut it from {self.size} bytes to {size}")
+        if size > self.size:
+            raise OSError(errno.EIO, "somebody else has written to it")
+
+    def require_name(self) -> None:
+        """Notice that the file was deleted or replaced."""
         mine = os.fstat(self.number)
         try:
             there = os.stat(self.path)
@@ -137,16 +172,17 @@ class TraceWriter:
 
     def require_room(self, batch: pa.RecordBatch) -> None:
         """Refuse a batch that would leave no room for the end of the file."""
-        room, why = room_after(self.number, self.size)
+        room, why = room_after(self.path, self.size)
         room -= CLOSING_BYTES + self.header + BLOCK_BYTES * self.batches
         if batch.nbytes + CLOSING_BYTES > room and encoded_size(batch) > room:
             raise OSError(why, os.strerror(why))
 
 
-def room_after(number: int, end: int) -> tuple[int, int]:
+def room_after(path: Path, end: int) -> tuple[int, int]:
     """(bytes that may be written at the end of a file, the error that more of them would be)."""
-    disk = os.fstatvfs(number)
-    free = disk.f_bavail * disk.f_frsize
+    free = shutil.disk_usage(path).free
+    if resource is None:
+        return free, errno.ENOSPC
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if limit != resource.RLIM_INFINITY and limit - end < free:
         return limit - end, errno.EFBIG

@@ -231,6 +231,71 @@ def test_cleared(path):
     assert "`aten.nan_to_num.default` cleared it" in note.message
 
 
+def asking_training(model, question, bad_steps, went_on=True):
+    """SGD that asks of each loss whether it is finite, and skips the step if not; the step that is bad is 0 / 0."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(4):
+        optimizer.zero_grad()
+        loss = model().sum() * (torch.zeros(()) / torch.zeros(()) if step in bad_steps else 1.0)
+        if question(loss):
+            if went_on:
+                continue
+            break
+        loss.backward()
+        optimizer.step()
+
+
+QUESTIONS = [
+    lambda x: not torch.isfinite(x),
+    lambda x: x.isnan().any(),
+    lambda x: torch.isinf(x) | torch.isnan(x),
+    lambda x: bool(x != x),
+]
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_loss_that_the_program_asked_about_and_skipped(question, path):
+    """It was told, and went on training without it: a note, not an alarm."""
+    model = One([1.0, 2.0], lambda w: w * 2)
+    answer = found(lambda: asking_training(model, question, [1]), path, model, on_nonfinite="raise")
+    assert not answer.found
+    assert answer.notes
+    assert all(note.message.endswith("asked whether it is finite, and went on training without it") for note in answer.notes)
+
+
+def test_a_program_that_asks_and_gives_up_is_told_where_it_began(path):
+    """Nothing was trained after the question: whoever stops because of a NaN wants to know."""
+    model = One([1.0, 2.0], lambda w: w * 2)
+    answer = found(lambda: asking_training(model, QUESTIONS[0], [1], went_on=False), path, model)
+    assert answer.first.op == "aten.div.Tensor"
+
+
+def test_a_program_that_asks_and_trains_on_it_all_the_same(path):
+    """The question alone excuses nothing."""
+    model = One([1.0, 2.0], lambda w: w * 2)
+
+    def ask(loss):
+        bool(loss.isnan())
+        return False
+
+    answer = found(lambda: asking_training(model, ask, [1]), path, model)
+    assert answer.first.op == "aten.div.Tensor"
+    assert "loss" in answer.first.spread
+
+
+def test_what_nobody_asked_about_is_an_end(path):
+    """The question is about one value, and another one that is read by nobody holds a NaN of its own."""
+    model = One([1.0, 2.0], lambda w: w * 2)
+    kept = []
+
+    def ask(loss):
+        kept.append(loss.detach() * 0.5)
+        return not loss.isfinite()
+
+    answer = found(lambda: asking_training(model, ask, [1]), path, model)
+    assert "end" in answer.first.spread
+
+
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_fresh_memory_is_no_origin(path, deterministic):
     """Deterministic algorithms fill fresh memory with NaN; what is written over before it is read is nobody's business."""

@@ -6,8 +6,12 @@ import math
 
 import duckdb
 import pytest
+import torch
+from torch import nn
 
-from dispatchmon.analysis.summary import OVERWRITE, Group, Sighting, Totals, Writes, summarize
+from dispatchmon import DispatchMonitor
+from dispatchmon.analysis.nonfinite.unwritten_rows import OVERWRITE
+from dispatchmon.analysis.summary import Group, Sighting, Totals, Writes, summarize
 from dispatchmon.errors import DispatchmonError, NotATraceError
 from dispatchmon.reading.query import Filters, query
 from dispatchmon.trace import open_trace
@@ -323,3 +327,93 @@ def test_the_operators_that_overwrite_unread_are_those_of_the_audit():
     """The analysis needs no torch, so it has the names once more."""
     effects = pytest.importorskip("dispatchmon.operators.effects")
     assert {f"aten::{name}" for name in OVERWRITE} == effects.BY_NAME[effects.KEEPS_NOTHING]
+
+
+@pytest.fixture
+def filled():
+    """Unwritten memory is full of NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def recorded(program, path):
+    """The summary of what a program did."""
+    with DispatchMonitor(None, path, quiet=True):
+        program()
+    return open_trace(path).summarize().stands_out, open_trace(path).summarize().totals
+
+
+def in_pieces():
+    """A buffer that is filled row by row, seen in part through views, copied, and joined before it is full."""
+    buffer = torch.empty(3, 4)
+    for row in range(2):
+        buffer[row] = float(row)
+        buffer.view(12)[: 4 * (row + 1)] + 1
+    buffer.clone()
+    torch.cat([buffer, torch.ones(1, 4)])
+    buffer.to(torch.float16)
+    return buffer[:2].sum()
+
+
+@pytest.mark.usefixtures("filled")
+def test_unwritten_memory_is_no_number(tmp_path):
+    """Neither NaN nor magnitude of it is shown, through whatever view it is seen: 4 times 1 is the largest."""
+    out, totals = recorded(in_pieces, tmp_path / "t.arrow")
+    assert out.first_nonfinite is None
+    assert (totals.nan, totals.inf) == (0, 0)
+    assert (out.largest.op, out.largest.magnitude) == ("aten.sum.default", 4.0)
+
+
+@pytest.mark.usefixtures("filled")
+def test_what_is_made_of_unwritten_memory_is_shown(tmp_path):
+    """An operator calculated with it: its result is a value of the program's."""
+    out, _ = recorded(lambda: torch.empty(3).mul(2), tmp_path / "t.arrow")
+    assert (out.first_nonfinite.op, out.first_nonfinite.role) == ("aten.mul.Tensor", "output")
+
+
+@pytest.mark.usefixtures("filled")
+def test_what_is_written_into_a_buffer_is_shown(tmp_path):
+    """A real NaN in the same memory is seen where it is written."""
+
+    def program():
+        buffer = torch.empty(2, 2)
+        buffer[0] = torch.tensor([1.0, torch.nan])
+        return buffer[0].clone()
+
+    out, totals = recorded(program, tmp_path / "t.arrow")
+    assert (out.first_nonfinite.op, out.first_nonfinite.nan) == ("aten.lift_fresh.default", 1)
+    assert totals.nan == 2 + 2 + 1 + 2  # into and out of lift_fresh, copy_ and clone, and out of the view of the row
+
+
+MASKS = {
+    "masked_fill": lambda: torch.zeros(2, 2).masked_fill(torch.eye(2, dtype=torch.bool), -math.inf),
+    "full": lambda: torch.full((2,), -math.inf),
+    "tensor": lambda: torch.tensor(-math.inf),
+    "log of tril": lambda: torch.log(torch.tril(torch.ones(3, 3))),
+    "log of a comparison": lambda: (torch.arange(4) > 1).float().log(),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_what_was_filled_in_is_said_to_be(name, tmp_path):
+    """In the words of `nonfinite`, which knows the same to be deliberate."""
+    out, _ = recorded(MASKS[name], tmp_path / "t.arrow")
+    assert out.first_nonfinite.deliberate
+    assert "filled in on purpose" in " ".join(open_trace(tmp_path / "t.arrow").summarize().closing())
+
+
+def test_a_logarithm_of_what_was_calculated_is_not_deliberate(tmp_path):
+    """A saturated probability is 0 as well."""
+    out, _ = recorded(lambda: torch.tensor([-200.0, 200.0]).sigmoid().log(), tmp_path / "t.arrow")
+    assert not out.first_nonfinite.deliberate
+
+
+def test_of_modules_alone_no_command_is_named_that_would_find_nothing(tmp_path):
+    """The origin of a NaN is among operators."""
+    model = nn.Linear(1, 1)
+    with DispatchMonitor(model, tmp_path / "t.arrow", record=("modules",), quiet=True):
+        model(torch.tensor([[math.nan]]))
+    said = " ".join(open_trace(tmp_path / "t.arrow").summarize().closing())
+    assert "not necessarily where it was made: that only operators show." in said
+    assert "dispatchmon nonfinite" not in said

@@ -16,21 +16,23 @@ import multiprocessing
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import torch
 import torch._dynamo  # otherwise each child would import it with its first operator
 
-from dispatchmon import DispatchMonitor, open_trace
+from dispatchmon import DispatchMonitor, open_trace, sink
 from dispatchmon.errors import DispatchmonError
 from dispatchmon.recording import handover
 from dispatchmon.sink import Sink
 from dispatchmon.writing.converter import Converter
+from dispatchmon.writing.writer import TraceWriter
 
 torch.set_num_threads(1)
 STEPS = 120
@@ -151,12 +153,49 @@ def torn_batch(path):
     train(path, between)
 
 
-def disk_full(path):
-    small = path.parent / "small"
+def on_small_disk(path, size, **settings):
+    """Train with the trace on a disk of its own, and bring what is there after it."""
+    small = path.parent / path.stem
     small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=72k", "none", str(small)], check=True)
-    train(small / path.name)
-    path.write_bytes((small / path.name).read_bytes())
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(small)], check=True)
+    train(small / path.name, lambda _: time.sleep(0.01), **settings)
+    for each in small.iterdir():
+        (shutil.copytree if each.is_dir() else shutil.copy)(each, path.parent / each.name)
+
+
+def disk_full(path):
+    on_small_disk(path, "72k")
+
+
+def disk_full_at_once(path):
+    on_small_disk(path, "4k")
+
+
+def disk_full_flight_recorder(path):
+    on_small_disk(path, "96k", keep_last=100)
+
+
+def stall(path, until):
+    """From step 20 on the disk takes nothing, until the step that is given: the thread stands in a system call."""
+    sink.PATIENCE = 2
+    gate, opener = os.pipe()
+    write = TraceWriter.write
+
+    def stalling(self, batch):
+        if monitors[-1].current_step >= 20:
+            os.read(gate, 1)
+        write(self, batch)
+
+    TraceWriter.write = stalling
+    train(path, at(until, lambda: os.write(opener, b"." * STEPS)))
+
+
+def disk_stalls(path):
+    stall(path, -1)
+
+
+def disk_stalls_for_a_while(path):
+    stall(path, 110)
 
 
 def deleted(path):
@@ -217,6 +256,54 @@ def fork_worker(path):
             process.join()
 
     train(path, work)
+
+
+class Samples(torch.utils.data.Dataset):
+    """
+    What a spawned worker is sent: a model that is being recorded, which the worker runs.
+
+    It has the loop's weights in shared memory, which change at any moment: what it makes of them is thrown away.
+    """
+
+    def __init__(self, model):
+        self.model = model
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        x = torch.full((4,), float(i))
+        with torch.no_grad():
+            self.model(x)
+        return x
+
+
+def with_workers(around):
+    """One epoch over batches of a loader whose workers are processes of their own, made in the middle of the recording."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2)
+    with around(model) as monitor:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        loader = torch.utils.data.DataLoader(
+            Samples(model), batch_size=4, num_workers=2, multiprocessing_context="spawn"
+        )
+        for batch in loader:
+            optimizer.zero_grad()
+            model(batch).sum().backward()
+            optimizer.step()
+    print("weights", *model.weight.flatten().tolist())
+    return monitor
+
+
+def spawn_workers(path):
+    monitor = with_workers(
+        lambda model: DispatchMonitor(model, path, quiet=True, record=("ops", "modules", "parameters"))
+    )
+    print("error", type(monitor.error).__name__)
+
+
+def spawn_workers_alone(_):
+    with_workers(nullcontext)
 
 
 def flight_recorder_killed(path):

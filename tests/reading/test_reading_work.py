@@ -73,23 +73,26 @@ def trace_of(tmp_path, **rows):
     return open_trace(write_trace(tmp_path / "trace.arrow", rows_with(**rows), batch_rows=4))
 
 
-def test_a_summary_reads_each_batch_once(tmp_path, work):
-    """And once more the one that holds the first NaN, and the one that holds the largest value."""
+def test_a_summary_reads_each_batch_twice(tmp_path, work):
+    """
+    And before it, to learn whether it allocates memory; and once more the one that holds the first NaN, twice, and the one
+    that holds the largest value.
+    """
     trace = trace_of(tmp_path, bad={7})
     work.read.clear()
     assert summarize(trace).stands_out.first_nonfinite.event == 7
-    assert work.read == Counter(dict.fromkeys(range(BATCHES + 1), 1)) + Counter([7 // 2, 0 // 2]) + Counter([7 // 2])
+    assert work.read == Counter(dict.fromkeys(range(BATCHES + 1), 2)) + Counter([7 // 2, 7 // 2, 0 // 2])
     assert {n for n, name in work.decoded if name in ("shape", "arg", "source")} == {7 // 2, 0 // 2}
     assert {n for n, name in work.decoded if name in ("stride", "storage", "mean")} == {7 // 2}  # is it deliberate?
 
 
 def test_without_nan_a_search_reads_each_batch_once(tmp_path, work):
-    """And of it eleven columns of the forty; the largest value is then looked up in its batch."""
+    """And of it twelve columns of the forty; the largest value is then looked up in its batch."""
     trace = trace_of(tmp_path)
     work.read.clear()
     assert not find_nonfinite(trace).found
     assert work.read == Counter(dict.fromkeys(range(BATCHES + 1), 1)) + Counter([0])
-    surveyed = {"kind", "event", "op", "role", "storage", "dtype", "nan", "inf", "min", "max", "written"}
+    surveyed = {"kind", "event", "op", "phase", "role", "storage", "dtype", "nan", "inf", "min", "max", "written"}
     assert {name for n, name in work.decoded if n > 0} == surveyed
 
 
@@ -135,10 +138,10 @@ def test_every_rank_is_asked_in_one_database(tmp_path, monkeypatch):
     assert started == [1]
 
 
-def test_a_summary_opens_each_file_twice(tmp_path, work):
-    """To know it, and to read it; and those once more that hold what stands out."""
+def test_a_summary_opens_each_file_three_times(tmp_path, work):
+    """To know it, to look for allocations, and to read it; and those once more that hold what stands out."""
     for rank in range(RANKS):
         rows = ({**row, "rank": rank} for row in rows_with())
         write_trace(tmp_path / f"{rank}.arrow", rows, metadata={"rank": rank, "world_size": RANKS})
     summarize(open_trace(tmp_path))
-    assert work.opened == 2 * RANKS + 1
+    assert work.opened == 3 * RANKS + 1

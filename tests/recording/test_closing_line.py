@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dispatchmon import DispatchMonitor, open_trace
+from dispatchmon import DispatchMonitor, NonFiniteError, open_trace
 from dispatchmon.recording import verdict
 
 
@@ -104,4 +104,49 @@ def test_of_modules_alone_it_is_what_was_measured(tmp_path, capfd):
     model = nn.Linear(1, 1)
     with DispatchMonitor(model, tmp_path / "t.arrow", record=("modules",)):
         model(torch.tensor([[torch.nan]]))
-    assert "first NaN in Linear, step 0. Next: dispatchmon summarize " in capfd.readouterr().err
+    assert ", NaN first seen in Linear, step 0. Next: dispatchmon summarize " in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("needs_gradients", [True, False])
+def test_the_table_of_a_ctc_loss_is_not_spoken_of(needs_gradients, tmp_path, capfd):
+    """It is scratch memory of the kernel: not measured, no mask, no note, and its -Inf stop nothing."""
+
+    def program():
+        scores = torch.randn(10, 2, 5, requires_grad=needs_gradients).log_softmax(2)
+        return F.ctc_loss(scores, torch.randint(1, 5, (2, 3)), torch.tensor([10, 6]), torch.tensor([3, 2]))
+
+    line = line_of(program, tmp_path / "t.arrow", capfd, on_nonfinite="raise")
+    assert line.startswith("no NaN or Inf. Next: dispatchmon summarize ")
+    trace = open_trace(tmp_path / "t.arrow")
+    answer = trace.nonfinite()
+    assert (answer.found, answer.notes, answer.deliberate) == (False, (), ())
+    tables = trace.sql("SELECT min, max, nan, inf FROM trace WHERE op LIKE 'aten._ctc_loss%' AND arg IN ('out1', 'log_alpha')")
+    assert tables.num_rows == 1 + needs_gradients
+    assert {value for row in tables.to_pylist() for value in row.values()} == {None}
+    assert trace.summarize().stands_out.largest.magnitude < 100
+
+
+def test_a_transcript_that_does_not_fit_is_spoken_of(tmp_path, capfd):
+    """The loss itself is +Inf."""
+
+    def program():
+        scores = torch.randn(3, 1, 5, requires_grad=True).log_softmax(2)
+        return F.ctc_loss(scores, torch.tensor([[1, 1, 1]]), torch.tensor([3]), torch.tensor([3]))
+
+    line = line_of(program, tmp_path / "t.arrow", capfd)
+    assert line.startswith("first Inf in aten._ctc_loss.Tensor, step 0. Next: dispatchmon nonfinite ")
+
+
+def test_unwritten_memory_of_ordinary_numbers(tmp_path, capfd):
+    """No NaN and no Inf anywhere, and yet `nonfinite` exits 2: so does the line say it, and `on_nonfinite` raises."""
+
+    def program():
+        torch.full((4,), 3.0)
+        return torch.empty(0).resize_(4).fill_(1.0).resize_(8)[:6].zero_().new_empty(4)[1:].add(1).sum()
+
+    line = line_of(program, tmp_path / "t.arrow", capfd)
+    assert line.startswith("unwritten memory of aten.new_empty.default was read in aten.add.Tensor, step 0. Next: ")
+    with pytest.raises(NonFiniteError, match="new_empty"), DispatchMonitor(
+        None, tmp_path / "r.arrow", on_nonfinite="raise", quiet=True
+    ):
+        program()

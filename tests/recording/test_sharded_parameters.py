@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 from torch import distributed, nn
 
-from dispatchmon import DispatchMonitor
+from dispatchmon import DispatchMonitor, open_trace
 from dispatchmon.trace import Trace
 
 mesh = pytest.importorskip("torch.distributed.device_mesh")
@@ -64,6 +66,24 @@ def test_no_false_word(distribute, one_process, tmp_path):
     assert trace.audit().hazards == ()
     rows = trace.scan(["op", "kind"])
     assert not [op for batch in rows for op in batch.column("op").to_pylist() if op.startswith("aten.empty_strided")]
+
+
+def test_two_ranks(tmp_path):
+    """
+    Parameters that are freed and gathered again were not written behind anyone's back, though every value is verified.
+
+    What gloo's reduce-scatter brought to rank 0 was made by the logarithm on rank 1, and nothing of it came from outside.
+    """
+    torch.multiprocessing.spawn(importlib.import_module("sharded_ranks").train, (str(tmp_path),), nprocs=2)
+    trace = open_trace(tmp_path / "traces")
+    assert trace.audit().hazards == ()
+    origins = trace.nonfinite().origins
+    assert (origins[0].rank, origins[0].op, origins[0].kind) == (1, "aten.log.default", "made")
+    brought = [origin for origin in origins if origin.kind == "external"]
+    assert brought
+    assert all(origin.follows is not None for origin in origins if origin.rank == 0)
+    assert {(o.rank, o.op) for o in brought} == {(0, "c10d._reduce_scatter_base_.default")}
+    assert {(o.follows.rank, o.follows.event) for o in brought} == {(1, origins[0].event)}
 
 
 def test_a_gathered_buffer_is_written_not_read(tmp_path):

@@ -62,11 +62,7 @@ def watch(tmp_path: Path) -> Callable[[Callable[[], Any]], Trace]:
         assert monitor.error is None
         with pa.ipc.open_file(path) as reader:
             batches = [reader.get_batch_with_custom_metadata(i) for i in range(reader.num_record_batches)]
-        closing = next(
-            json.loads(m[CLOSING_KEY.encode() if isinstance(CLOSING_KEY, str) else CLOSING_KEY])
-            for _, m in batches
-            if m
-        )
+        closing = json.loads(batches[-1].custom_metadata[CLOSING_KEY])
         assert closing["complete"]
         assert not any("failed" in reason for reason in closing["skipped"])
         return Trace(pa.Table.from_batches([b for b, _ in batches]).to_pylist(), closing)

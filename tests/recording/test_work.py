@@ -65,15 +65,23 @@ def counted(run):
     return calls, instructions
 
 
-@pytest.mark.parametrize(("settings", "most_calls", "most_instructions"), [
-    ({"stats": ()}, 13.5, 880),
-    ({}, 15, 1000),
-    ({"source": False}, 14.3, 955),
+# A twentieth above what is needed today. What an instruction is differs from one Python to the next.
+MOST_INSTRUCTIONS = {
+    (3, 11): {"structure": 880, "full": 1000, "without source": 955},
+    (3, 13): {"structure": 745, "full": 855, "without source": 810},
+    (3, 14): {"structure": 785, "full": 900, "without source": 850},
+}
+
+
+@pytest.mark.parametrize(("name", "settings", "most_calls"), [
+    ("structure", {"stats": ()}, 13.5),
+    ("full", {}, 15),
+    ("without source", {"source": False}, 14.3),
 ], ids=["structure", "full", "without source"])  # fmt: skip
 @pytest.mark.skipif(native is None, reason="torch's reductions cost more than the kernel that is counted on")
-@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="what an instruction is differs from one Python to the next")
-def test_work_per_operator(settings, most_calls, most_instructions, tmp_path):
-    """With the audit on, as it always is. The ceilings are a tenth above what is needed today."""
+@pytest.mark.skipif(sys.version_info[:2] not in MOST_INSTRUCTIONS, reason="nobody has counted on this Python")
+def test_work_per_operator(name, settings, most_calls, tmp_path):
+    """With the audit on, as it always is."""
     model, step = program()
     with DispatchMonitor(model, tmp_path / "t.arrow", quiet=True, **settings):
         for _ in range(3):
@@ -82,7 +90,7 @@ def test_work_per_operator(settings, most_calls, most_instructions, tmp_path):
     operators = calls["__torch_dispatch__"]
     assert operators > 50
     assert sum(calls.values()) / operators <= most_calls
-    assert instructions / operators <= most_instructions
+    assert instructions / operators <= MOST_INSTRUCTIONS[sys.version_info[:2]][name]
 
 
 @pytest.mark.skipif(native is None, reason="torch's reductions are operators, out of sight of every mode")

@@ -24,6 +24,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dispatchmon.schema import CLOSING_KEY
+
 STATISTICS = ("min", "max", "mean", "std", "norm", "nan", "inf", "posinf", "zero")
 TOLERANCE = 1e-6  # of mean and std relative to the largest magnitude, of norm relative to itself; the rest is exact
 SMALLEST, LARGEST = 1e-160, 1e150  # the sum of squares of a std outside is no float64: it comes out as 0, or null
@@ -239,7 +241,7 @@ def disagreements(witness: CheckingMode, path: Path) -> Comparison:
     found = Comparison(events=len(witness.events))
     with pa.ipc.open_file(path) as reader:
         batches = [reader.get_batch_with_custom_metadata(i) for i in range(reader.num_record_batches)]
-    closing = next(json.loads(m[key]) for _, m in batches if m for key in m)
+    closing = json.loads(batches[-1].custom_metadata[CLOSING_KEY])
     if not closing["complete"]:
         found.failures.append((-1, "complete", str(closing["reason"])))
     for reason, count in closing["skipped"].items():

@@ -74,34 +74,52 @@ def write_trace(
     closing statement; `cut` makes a file that was never closed. Columns that `schema` lacks are left out.
     """
     complete = make_rows(rows)
-    metadata = {**METADATA, **(metadata or {})}
-    sealed = str(metadata["format"]).split(".") >= ["1", "2"]  # since then every batch has a checksum
+    statement = {
+        "complete": True,
+        "reason": None,
+        "events": sum(row["arguments"] is not None for row in complete),
+        "rows": len(complete),
+        "steps": len({row["step"] for row in complete}),
+        "skipped": {},
+        "monitor_ns": 1_500_000,
+        "wait_ns": 20_000,
+        "writes": sum(row["arguments"] is not None and row["mutation"] != "none" for row in complete),
+        **(closing or {}),
+    }
+    known = {**METADATA, **(metadata or {})}
+    return write_texts(
+        path,
+        complete,
+        json.dumps(known),
+        json.dumps(statement) if closed else None,
+        sealed=str(known["format"]).split(".") >= ["1", "2"],  # since then every batch has a checksum
+        schema=schema,
+        batch_rows=batch_rows,
+    )
+
+
+def write_texts(
+    path: Path,
+    rows: Sequence[Mapping[str, Any]],
+    metadata: str,
+    closing: str | None,
+    *,
+    sealed: bool = True,
+    schema: pa.Schema = SCHEMA,
+    batch_rows: int = 4,
+) -> Path:
+    """Write whole rows with these texts as the metadata and the closing statement, whatever they say."""
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
     number = -1
     with (
         pa.OSFile(str(path), "wb") as sink,
-        pa.ipc.new_file(
-            sink,
-            schema.with_metadata({METADATA_KEY: json.dumps(metadata)}),
-            options=pa.ipc.IpcWriteOptions(compression="zstd"),
-        ) as writer,
+        pa.ipc.new_file(sink, schema.with_metadata({METADATA_KEY: metadata}), options=options) as writer,
     ):
-        for number, start in enumerate(range(0, len(complete), batch_rows)):
+        for number, start in enumerate(range(0, len(rows), batch_rows)):
             words = _unsealed(number) if sealed else None
-            writer.write_batch(_batch(complete[start : start + batch_rows], schema), custom_metadata=words)
-        if closed:
-            statement = {
-                "complete": True,
-                "reason": None,
-                "events": sum(row["arguments"] is not None for row in complete),
-                "rows": len(complete),
-                "steps": len({row["step"] for row in complete}),
-                "skipped": {},
-                "monitor_ns": 1_500_000,
-                "wait_ns": 20_000,
-                "writes": sum(row["arguments"] is not None and row["mutation"] != "none" for row in complete),
-                **(closing or {}),
-            }
-            words = {CLOSING_KEY: json.dumps(statement).encode(), **(_unsealed(number + 1) if sealed else {})}
+            writer.write_batch(_batch(rows[start : start + batch_rows], schema), custom_metadata=words)
+        if closing is not None:
+            words = {CLOSING_KEY: closing.encode(), **(_unsealed(number + 1) if sealed else {})}
             writer.write_batch(_batch([], schema), custom_metadata=words)
     return seal(path) if sealed else path
 

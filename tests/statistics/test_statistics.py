@@ -67,7 +67,7 @@ def reference(tensor: torch.Tensor) -> list[float]:
         finite.min(),
         finite.max(),
         mean,
-        ((finite - mean) ** 2).sum(),
+        np.sqrt(((finite - mean) ** 2).sum()),
         np.sqrt((finite**2).sum()),
         *counts,
     ]
@@ -88,7 +88,7 @@ def check(tensor: torch.Tensor, backend: str) -> None:
         assert (got[r.MIN], got[r.MAX]) == (true[r.MIN], true[r.MAX])
     if true[r.COUNT]:
         scale = max(abs(true[r.MIN]), abs(true[r.MAX]))
-        std, true_std = math.sqrt(got[r.M2] / got[r.COUNT]), math.sqrt(true[r.M2] / true[r.COUNT])
+        std, true_std = (row[r.SPREAD] / math.sqrt(row[r.COUNT]) for row in (got, true))
         assert got[r.MEAN] == pytest.approx(true[r.MEAN], rel=1e-6, abs=1e-6 * scale)
         assert std == pytest.approx(true_std, rel=1e-5, abs=1e-7 * scale)
         assert got[r.NORM] == pytest.approx(true[r.NORM], rel=1e-6)
@@ -159,7 +159,7 @@ def test_small_spread_around_a_large_mean(backend: str) -> None:
     generator = torch.Generator().manual_seed(0)
     x = (torch.randn(200_000, dtype=torch.float64, generator=generator) + 3e3).float()
     got = measured(x, backend)
-    assert math.sqrt(got[r.M2] / got[r.COUNT]) == pytest.approx(x.double().std(correction=0).item(), rel=1e-4)
+    assert got[r.SPREAD] / math.sqrt(got[r.COUNT]) == pytest.approx(x.double().std(correction=0).item(), rel=1e-4)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -194,3 +194,26 @@ def test_a_large_tensor_is_not_copied() -> None:
     assert max(p.numel() for p in parts) <= PIECE
     assert sum(p.numel() for p in parts) == 1_000_000
     assert all(p.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() for p in parts)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("shape", [(4,), (300_000,), (4, 5)])
+@pytest.mark.parametrize("size", [1e155, 1e300, 1e-155, 1e-300])
+def test_std_and_norm_beyond_the_squares_of_float64(backend, size, shape):
+    """Of -size and size in equal parts the std is size, and the norm size times the root of their number: by hand."""
+    x = torch.full(shape, size, dtype=torch.float64)
+    x.view(-1)[::2] *= -1
+    if shape == (4, 5):  # an expanded dimension counts as often as it stands there
+        x = x[:, :2].unsqueeze(1).expand(4, 3, 2)
+    got = measured(x, backend)
+    n = x.numel()
+    assert got[r.SPREAD] / math.sqrt(n) == pytest.approx(size, rel=1e-12)
+    assert got[r.NORM] == pytest.approx(size * math.sqrt(n), rel=1e-12)
+    assert got[r.MEAN] == pytest.approx(0, abs=1e-12 * size)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_norm_beyond_float64_is_not_finite(backend):
+    """Four times 1.7e308 have a norm of 3.4e308, which is no float64: the trace has null there, and the std, 0."""
+    got = measured(torch.full((4,), 1.7e308, dtype=torch.float64), backend)
+    assert (got[r.NORM], got[r.SPREAD], got[r.MAX]) == (math.inf, 0.0, 1.7e308)

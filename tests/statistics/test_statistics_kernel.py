@@ -89,7 +89,7 @@ def expected(elements, repeat=1):
     masks = {"nan": nan, "inf": inf, "posinf": posinf, "nonfinite": nan | inf, "zero": values == 0}
     row = {"count": len(values) * repeat} | {name: int(mask.sum()) * repeat for name, mask in masks.items()}
     if not len(values):
-        return row | {"min": np.inf, "max": -np.inf, "mean": 0, "m2": 0, "norm": 0, "peak": 0, "size": 0}
+        return row | {"min": np.inf, "max": -np.inf, "mean": 0, "spread": 0, "norm": 0, "peak": 0, "size": 0}
     peak = np.abs(values).max()
     scaled = values / (peak or 1)
     mean = scaled.mean()
@@ -97,7 +97,7 @@ def expected(elements, repeat=1):
         "min": values.min(),
         "max": values.max(),
         "mean": mean * peak,
-        "m2": ((scaled - mean) ** 2).sum() * peak * peak * repeat,
+        "spread": np.sqrt(((scaled - mean) ** 2).sum() * repeat) * peak,
         "norm": np.sqrt((scaled**2).sum() * repeat) * peak,
         "peak": peak,
         "size": np.abs(scaled).mean() * peak,
@@ -117,11 +117,12 @@ def check(got, want, dtype, where):
         close = got[name] == exact or (rounding and abs(got[name] - exact) <= rounding * exact + 5e-324)
         assert close, f"{name} of {message}"
     with np.errstate(over="ignore"):
-        merged = 2e-15 * want["peak"] * np.sqrt(want["count"] * want["m2"])  # block means are known to an ulp of double
+        got, want = ({**row, "squares": np.longdouble(row["spread"]) ** 2} for row in (got, want))
+        merged = 2e-15 * want["peak"] * np.sqrt(want["count"]) * want["spread"]  # block means are known to an ulp of double
         limits = {
             "mean": near * want["size"],
             "norm": near * want["norm"],
-            "m2": sums * want["m2"] + want["count"] * (ulp * want["peak"]) ** 2 + merged,
+            "squares": sums * want["squares"] + want["count"] * (ulp * want["peak"]) ** 2 + merged,
         }
         for name, limit in limits.items():
             close = got[name] == float(want[name]) or abs(got[name] - want[name]) <= limit + 5e-324
@@ -246,6 +247,15 @@ def test_layouts_of_every_dtype(dtype, layout):
     check_layout(np.random.default_rng(1), dtype, run, step, outer, repeat)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_empty_tensor_has_no_memory(dtype):
+    """Torch gives it the address 0, which is not read."""
+    empty = torch.empty(0, 3, dtype=torch_type(dtype))
+    assert empty.data_ptr() == 0
+    for outer in ((), ((0, 3),), ((3, 1), (0, 3))):
+        check(measure(0, pack(dtype, 0, 1, outer)), expected(np.empty(0)), dtype, outer)
+
+
 def check_layout(rng, dtype, run, step, outer, repeat, shift=0):
     """Measure random bytes through a layout, `shift` bytes off their alignment."""
     index = np.arange(run) * step
@@ -298,7 +308,7 @@ def test_sums_stay_accurate_over_many_elements(dtype):
     values = x.to(torch.float64).numpy()
     assert got["count"] == n and (got["min"], got["max"]) == (-3, 119)
     assert got["mean"] == pytest.approx(values.mean(), rel=1e-6)
-    assert got["m2"] / n == pytest.approx(values.var(), rel=1e-6)
+    assert got["spread"] ** 2 / n == pytest.approx(values.var(), rel=1e-6)
     assert got["norm"] == pytest.approx(np.sqrt((values**2).sum()), rel=1e-6)
     assert got["zero"] == (values == 0).sum()
 
@@ -310,14 +320,14 @@ def test_small_spread_around_a_large_mean(dtype, mean, error):
     """std 1 survives a mean that is many times larger: numpy's two-pass variance of the same numbers is met."""
     x = torch.from_numpy(np.random.default_rng(0).normal(mean, 1, 300_001)).to(torch_type(dtype))
     got = measure(x.data_ptr(), pack(dtype, len(x)))
-    assert got["m2"] / len(x) == pytest.approx(x.numpy().astype(np.longdouble).var(), rel=error)
+    assert got["spread"] ** 2 / len(x) == pytest.approx(x.numpy().astype(np.longdouble).var(), rel=error)
 
 
 def test_constant_has_no_spread():
     """A constant has mean = min = max and a spread of exactly zero."""
     x = torch.full((100_003,), 0.1)
     got = measure(x.data_ptr(), pack("float32", len(x)))
-    assert got["min"] == got["max"] == got["mean"] == x[0].item() and got["m2"] == 0
+    assert got["min"] == got["max"] == got["mean"] == x[0].item() and got["spread"] == 0
 
 
 @pytest.mark.parametrize(
@@ -327,7 +337,7 @@ def test_spread_of_large_integers(dtype, base):
     """Integers beyond 2^53 keep a spread that their doubles do not have: -100, 0, 100 around base."""
     x = np.array([base, base - 100, base + 100] * 1000, dtype)
     got = measure(x.ctypes.data, pack(dtype, len(x)))
-    assert got["m2"] == pytest.approx(2000 * 100**2, rel=1e-12)
+    assert got["spread"] ** 2 == pytest.approx(2000 * 100**2, rel=1e-12)
     assert (got["mean"], got["min"], got["max"]) == (float(base), float(base - 100), float(base + 100))
 
 
@@ -346,7 +356,7 @@ def test_norm_and_mean_where_squares_leave_the_range_of_double(size, norm):
     """The norm of four equal float64 is twice one of them, also where their squares overflow or vanish."""
     x = np.full(4, size)
     got = measure(x.ctypes.data, pack("float64", 4))
-    assert (got["norm"], got["mean"], got["m2"]) == (pytest.approx(norm, rel=1e-15), size, 0)
+    assert (got["norm"], got["mean"], got["spread"]) == (pytest.approx(norm, rel=1e-15), size, 0)
 
 
 @pytest.mark.parametrize("scale", [1, 1e300, 1e-300])
@@ -458,7 +468,7 @@ def test_many_python_threads_measure_at_once():
 def test_constants_describe_the_interface():
     """What Python needs to know is told by the module: row, layout and codes."""
     assert _kernel.TOTALS == len(_kernel.COLUMNS) == 10
-    assert _kernel.COLUMNS == ("count", "min", "max", "mean", "m2", "norm", "nan", "inf", "posinf", "zero")
+    assert _kernel.COLUMNS == ("count", "min", "max", "mean", "spread", "norm", "nan", "inf", "posinf", "zero")
     assert struct.calcsize(_kernel.LAYOUT_FORMAT) == 168
     assert all(isinstance(torch_type(name), torch.dtype) for name in DTYPES)
     assert sorted(_kernel.DTYPES.values()) == list(range(len(_kernel.DTYPES)))

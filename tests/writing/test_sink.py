@@ -43,6 +43,10 @@ STATUSES = {
     "fork_and_train": 0,
     "fork_worker": 0,
     "flight_recorder_killed": -9,
+    "disk_stalls": 0,
+    "disk_stalls_for_a_while": 0,
+    "spawn_workers": 0,
+    "spawn_workers_alone": 0,
 }
 
 
@@ -192,19 +196,72 @@ def test_fifty_kills(tmp_path):
     check_kills(tmp_path, 50)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk")
-def test_a_full_disk(tmp_path):
-    """On a disk of 72 kB the trace holds what fitted, is closed, and says why there is no more."""
+@pytest.mark.parametrize("name", ["disk_stalls", "disk_stalls_for_a_while"])
+def test_a_disk_that_stands_still_does_not_hold_up_the_program(endings, name):
+    """The loop waits for as long as it was told to, then trains on; what was written is read, and not called complete."""
+    said = (endings[0] / f"{name}.txt").read_text()
+    assert said.count("RuntimeWarning") == 1
+    assert f"{name}.arrow cannot be written: nothing was written for 2 seconds\n" in said
+    assert said.endswith("trained\nerror TimeoutError\n")
+    trace, steps = read(endings[0] / f"{name}.arrow")
+    assert not trace.complete
+    assert steps == sorted(steps)
+    if name == "disk_stalls":  # its thread still stands in the system call
+        assert trace.warnings[0].startswith(f"{name}.arrow was not closed (the process was killed?): read {len(steps)} rows")
+        assert len(steps) < 6 * 120 - 100
+    else:
+        assert trace.warnings[0] == f"{name}.arrow is incomplete: TimeoutError: nothing was written for 2 seconds"
+        assert trace.files[0].closing["rows"] == len(steps)
+        lost = trace.files[0].skipped["operators that could not be written"]
+        assert 0 < lost <= 3 * 120 - trace.files[0].closing["events"]
+
+
+def test_spawned_workers_are_left_alone(endings):
+    """They are sent a model that is being recorded and run it; the trace has what the loop did, and the weights are the same."""
+    said, alone = ((endings[0] / f"{name}.txt").read_text() for name in ("spawn_workers", "spawn_workers_alone"))
+    assert said == alone + "error NoneType\n"
+    trace = open_trace(endings[0] / "spawn_workers.arrow")
+    assert (trace.complete, trace.files[0].closing["steps"]) == (True, 2)
+    calls = trace.sql("SELECT count(*) FROM trace WHERE op = 'aten.addmm.default' AND role = 'output'").to_pylist()
+    assert list(calls[0].values()) == [2]
+
+
+def on_small_disk(folder, name):
+    """Run a program whose trace lies on a small disk; what it said."""
     probe = [sys.executable, "-c", "import ctypes, os, sys; sys.exit(ctypes.CDLL(None).unshare(0x20000) != 0)"]
     if subprocess.run(probe, check=False).returncode:
         pytest.skip("may not mount here")
-    run_program(tmp_path, "disk_full")
-    said = (tmp_path / "disk_full.txt").read_text()
-    assert said.count("disk_full.arrow cannot be written: [Errno 28] No space left on device\n") == 1
-    assert said.endswith("error OSError\n")
+    assert run_program(folder, name) == {name: 0}
+    said = (folder / f"{name}.txt").read_text()
+    assert said.count("RuntimeWarning") == said.count(f"{name}.arrow cannot be written: [Errno 28] ") == 1
+    assert said.endswith("trained\nerror OSError\n")
+    return said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk")
+def test_a_full_disk(tmp_path):
+    """On a disk of 72 kB the trace holds what fitted, is closed, and says why there is no more."""
+    assert "[Errno 28] No space left on device\n" in on_small_disk(tmp_path, "disk_full")
     trace, steps = read(tmp_path / "disk_full.arrow")
     assert trace.warnings[0] == "disk_full.arrow is incomplete: OSError: [Errno 28] No space left on device"
     assert 100 < len(steps) == trace.files[0].closing["rows"] < 720
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk")
+def test_a_disk_that_was_full_before(tmp_path):
+    """There is no room for the metadata: the file is empty, and not one that begins with an end."""
+    on_small_disk(tmp_path, "disk_full_at_once")
+    assert (tmp_path / "disk_full_at_once.arrow").read_bytes() == b""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk")
+def test_a_flight_recorder_on_a_full_disk(tmp_path):
+    """Its parts cannot be joined, and are read in the place of the file."""
+    on_small_disk(tmp_path, "disk_full_flight_recorder")
+    trace, steps = read(tmp_path / "disk_full_flight_recorder.arrow")
+    assert not trace.complete
+    assert trace.warnings[0].endswith(f"read {len(steps)} rows from .disk_full_flight_recorder.arrow.parts")
+    assert len(steps) > 50
 
 
 def test_the_loop_waits_for_a_slow_disk(tmp_path, monkeypatch):

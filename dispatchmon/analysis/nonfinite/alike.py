@@ -44,6 +44,8 @@ def grouped(search: Search, alarms: Iterable[Finding]) -> list[Alike]:
         began.setdefault(found.event, found)
         if root is not None:
             turned.setdefault(root.number, found)
+        elif found.collective is not None:  # it has turned already, on another rank, or that is told there
+            turned.setdefault(found.number, found)
     return list(groups.values())
 
 
@@ -53,8 +55,8 @@ def followed(
     """
     The finding that this is a mere consequence of.
 
-    An Inf turns to NaN wherever it goes: only the first time says something new. So does the gradient of an operator that
-    made a NaN.
+    An Inf turns to NaN wherever it goes: only the first time says something new, and none if a collective brought it. So does
+    the gradient of an operator that made a NaN.
     """
     if root is not None:
         return turned.get(root.number)

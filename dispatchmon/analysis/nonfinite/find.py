@@ -30,6 +30,7 @@ from dispatchmon.analysis.nonfinite.rows import (
     events,
     events_between,
     events_by_number,
+    parameters_of,
     survey,
 )
 from dispatchmon.analysis.nonfinite.search import Search
@@ -109,8 +110,7 @@ def followed(
 ) -> Search:
     """Follow every non-finite value of one rank."""
     wanted = survey(trace, rank, on_progress)
-    described = (p for file in trace.files if file.rank == rank for p in file.metadata.get("parameters") or ())
-    found = Search(wanted, frozenset(p["name"] for p in described if isinstance(p, dict) and "name" in p))
+    found = Search(wanted, parameters_of(trace, rank))
     if wanted.storages:
         prepare(wanted)
         found.run(events(trace, rank, found.followed, wanted.scaler))

@@ -33,6 +33,7 @@ class Finding:
     ends: dict[int, int] = field(default_factory=dict)  # storage -> event that wrote it
     cleared_by: list[int] = field(default_factory=list)  # events from which none of it came out again
     arithmetic: bool = False  # an operator calculated with it
+    asked: bool = False  # the program asked of it, and went on training
     verdict: str = CLEARED
     counts: dict[str, int] = field(default_factory=dict)  # of what began here, at its first result
     argument: str | None = None  # the operator's own number that was NaN or Inf, of one that calculates

@@ -7,11 +7,12 @@ the like, or a buffer; not arithmetic.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from dispatchmon.analysis.nonfinite.behaviour import behaviour
-from dispatchmon.analysis.nonfinite.findings import ORIGIN, Finding
-from dispatchmon.analysis.nonfinite.rows import Event, Row, events_by_number, operation
+from dispatchmon.analysis.nonfinite.findings import ORIGIN
+from dispatchmon.analysis.nonfinite.rows import Event, Row, events_by_number, operation, parameters_of
 from dispatchmon.analysis.nonfinite.search import Search
 from dispatchmon.reading.query import Filters, query
 from dispatchmon.reading.trace_files import TraceFiles
@@ -28,19 +29,25 @@ WHERE kind = 'op' AND role = 'output' AND list_contains($storages, storage) ORDE
 
 def mark_masks(trace: TraceFiles, rank: int, search: Search) -> None:
     """Mark the logarithms of zeros and ones that somebody wrote down."""
-    inputs = {f.number: row for f in search.findings if (row := logarithm_of(search, f)) is not None}
-    unclear = {number: row for number, row in inputs.items() if row.is_float and not is_buffer(search, row)}
-    makers = makers_of(trace, rank, list(unclear.values()))
+    found = {f.number: f for f in search.findings if f.kind == ORIGIN}
+    inputs = {n: row for n, f in found.items() if (row := logarithm_of(search.events.get(f.event))) is not None}
+    written_down = are_written_down(trace, rank, list(inputs.values()), search.names, search.parameters)
     for number, row in inputs.items():
-        maker = makers.get(row.event)
-        if number not in unclear or maker is not None and writes_down(maker):
-            search.findings[number].mask = True
+        found[number].mask = row.event in written_down
 
 
-def logarithm_of(search: Search, found: Finding) -> Row | None:
-    """What a finding is the logarithm of, if that is zeros and ones."""
-    event = search.events.get(found.event)
-    if event is None or found.kind != ORIGIN or event.operation not in _LOGARITHMS:
+def is_mask(trace: TraceFiles, rank: int, event: Event) -> bool:
+    """The same for one event."""
+    row = logarithm_of(event)
+    if row is None:
+        return False
+    names = {row.storage: row.name} if row.name is not None and row.storage is not None else {}
+    return row.event in are_written_down(trace, rank, [row], names, parameters_of(trace, rank))
+
+
+def logarithm_of(event: Event | None) -> Row | None:
+    """What an event makes the logarithm of, if that is zeros and ones."""
+    if event is None or event.operation not in _LOGARITHMS:
         return None
     row = event.inputs[0] if event.inputs else None
     if row is None or row.zero is None or row.mean is None or not row.numel or (row.min, row.max) != (0, 1):
@@ -49,10 +56,20 @@ def logarithm_of(search: Search, found: Finding) -> Row | None:
     return row if abs(row.mean * row.numel - ones) < 1e-3 else None
 
 
-def is_buffer(search: Search, row: Row) -> bool:
+def are_written_down(
+    trace: TraceFiles, rank: int, rows: list[Row], names: Mapping[int, str], parameters: frozenset[str]
+) -> set[int]:
+    """Of these zeros and ones those that nobody calculated, by the event that read them."""
+    unclear = [row for row in rows if row.is_float and not is_buffer(row, names, parameters)]
+    calculated = {row.event for row in unclear}
+    calculated -= {reader for reader, maker in makers_of(trace, rank, unclear).items() if writes_down(maker)}
+    return {row.event for row in rows} - calculated
+
+
+def is_buffer(row: Row, names: Mapping[int, str], parameters: frozenset[str]) -> bool:
     """Whether it is a buffer of the model."""
-    name = search.names.get(row.storage if row.storage is not None else -1)
-    return name is not None and bool(search.parameters) and name not in search.parameters and not name.endswith(".grad")
+    name = names.get(row.storage if row.storage is not None else -1)
+    return name is not None and bool(parameters) and name not in parameters and not name.endswith(".grad")
 
 
 def makers_of(trace: TraceFiles, rank: int, rows: list[Row]) -> dict[int, Event]:

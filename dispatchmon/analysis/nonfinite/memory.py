@@ -13,7 +13,7 @@ from dispatchmon.analysis.nonfinite.rows import Row
 from dispatchmon.memory.cells import Mask
 from dispatchmon.memory.regions import itemsize
 
-MOST_SPAN = 1 << 22  # elements of a storage that is followed element by element
+MOST_FOLLOWED = 1 << 22  # elements of a tensor, and of a storage, that are followed one by one
 Labels = dict[int, Mask]  # number of a finding -> the elements that descend from it
 
 
@@ -23,6 +23,15 @@ def span(row: Row) -> tuple[int, int]:
     if not row.numel:
         return offset, offset
     return offset, offset + 1 + sum((n - 1) * s for n, s in zip(row.shape or (), row.stride or (), strict=False))
+
+
+def extent(row: Row) -> int:
+    """
+    How many flags it takes to follow a tensor: for each element of its storage up to its last one, and for each of its own.
+
+    The second is more where an expanded tensor shows an element many times.
+    """
+    return max(span(row)[1], row.numel or 0)
 
 
 class Pieces:
@@ -105,11 +114,13 @@ class Memory:
         found: Labels = dict.fromkeys(known.whole, nonfinite)
         for root, cells in known.cells.items():
             end = cells.end(row)
-            if span(row)[1] <= MOST_SPAN:
+            if extent(row) <= MOST_FOLLOWED:
                 cells.grow(end)
                 mask = cells.any_of(row) & nonfinite
-            else:  # where in it cannot be told
-                mask = nonfinite & cells.flags[cells.start(row) : end].any()
+            elif cells.flags[cells.start(row) : end].any():  # where in it cannot be told
+                mask = nonfinite
+            else:
+                continue
             if mask.any():
                 found[root] = mask
         return found
@@ -124,7 +135,7 @@ class Memory:
                 return
             known = self.storages[row.storage] = _Storage()
         end = span(row)[1]
-        if end > MOST_SPAN:
+        if extent(row) > MOST_FOLLOWED:
             if row.numel == end:
                 known.whole.clear()
             known.whole.update(labels)
@@ -144,7 +155,7 @@ class Memory:
             return
         known = self.storages.setdefault(row.storage, _Storage())
         end = span(row)[1]
-        if end > MOST_SPAN:
+        if extent(row) > MOST_FOLLOWED:
             known.whole.add(root)
             return
         cells = known.cells.get(root)

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dispatchmon.reading.columns import Flags, Ints, Words, numbers
-from dispatchmon.reading.contents import Test
+from dispatchmon.reading.contents import Test, Within
 from dispatchmon.reading.forms import read_arguments
 from dispatchmon.reading.trace_files import TraceFiles
 
@@ -28,7 +28,7 @@ _VIEWS = (
     r"^aten\.(view|t|transpose|permute|expand|slice|select|split|split_with_sizes|unbind|as_strided|detach|alias|unsqueeze|"
     r"squeeze|unfold|diagonal)\."
 )
-_ALLOCATORS = r"^aten\.(new_)?(empty(_like|_strided|_permuted)?|resize_|resize_as_)\."
+ALLOCATORS = r"^aten\.(new_)?(empty(_like|_strided|_permuted)?|resize_|resize_as_)\."
 _SCALER = r"^aten\._amp_"
 
 
@@ -164,6 +164,8 @@ _CALCULATES = frozenset(
 )
 _EMPTY = ("aten.empty", "aten.new_empty", "aten.resize_")
 
+_NO_EVENT: Ints = np.zeros(0, np.int64)
+
 
 @dataclass
 class Wanted:
@@ -176,7 +178,8 @@ class Wanted:
     unmeasured: int = 0  # of these, how many have no counts
     largest: Row | None = None
     end: int = -1  # the last operator
-    scaler: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # events of GradScaler's operators, in order
+    scaler: Ints = field(default_factory=lambda: _NO_EVENT)  # events of GradScaler's operators, in order
+    trained: int = -1  # the last operator of an optimizer
 
 
 class _Touched:
@@ -198,8 +201,8 @@ class _Touched:
             np.maximum.at(self.last, at[hit], event[hit])
 
 
-_SURVEYED = ("kind", "event", "op", "role", "storage", "dtype", "nan", "inf", "min", "max", "written")
-_TOLD = (*_SURVEYED, "step", "phase", "module", "source", "name", "arg", "shape", "numel", "version")  # of the largest value
+_SURVEYED = ("kind", "event", "op", "phase", "role", "storage", "dtype", "nan", "inf", "min", "max", "written")
+_TOLD = (*_SURVEYED, "step", "module", "source", "name", "arg", "shape", "numel", "version")  # of the largest value
 
 
 def survey(trace: TraceFiles, rank: int, on_progress: Callable[[float], None] | None = None) -> Wanted:
@@ -207,7 +210,7 @@ def survey(trace: TraceFiles, rank: int, on_progress: Callable[[float], None] | 
     touched = _Touched()
     scaler: list[Ints] = []
     tensors = unmeasured = 0
-    end = -1
+    end = trained = -1
     largest: tuple[float, dict[str, Any]] | None = None
     for batch in trace.scan(_SURVEYED, ranks=(rank,), on_progress=on_progress):
         if not batch.num_rows:
@@ -217,12 +220,14 @@ def survey(trace: TraceFiles, rank: int, on_progress: Callable[[float], None] | 
         op, role = Words(column("op")), Words(column("role"))
         is_op = Words(column("kind")).equal("op")
         end = max(end, int(event[is_op].max(initial=0)))
+        optimizing = is_op & Words(column("phase")).equal("optimizer")
+        trained = max(trained, int(event[optimizing].max(initial=-1)))
         real = is_op & Words(column("dtype")).matching("float|complex")
         unknown = column("nan").is_null().to_numpy(False) & column("inf").is_null().to_numpy(False)
         tensors += int(real.sum())
         unmeasured += int((real & unknown).sum())
         bad = is_op & ((numbers(column("nan"), 0) > 0) | (numbers(column("inf"), 0) > 0))
-        fresh = real & op.matching(_ALLOCATORS) & role.equal("output")
+        fresh = real & op.matching(ALLOCATORS) & role.equal("output")
         touched.see(storage, event, bad | fresh)
         # What a write finds is an earlier result, and shown there, or memory that nobody has written (as in summary/find.py).
         is_input = role.equal("input")
@@ -235,7 +240,7 @@ def survey(trace: TraceFiles, rank: int, on_progress: Callable[[float], None] | 
             largest = float(magnitude[at]), batch.slice(at, 1).to_pylist()[0]
         scaler.append(event[op.matching(_SCALER)])
     last = dict(zip(touched.storages.tolist(), touched.last.tolist(), strict=True))
-    wanted = Wanted(set(last), last, _losses(trace, rank), tensors, unmeasured, end=end)
+    wanted = Wanted(set(last), last, _losses(trace, rank), tensors, unmeasured, end=end, trained=trained)
     wanted.scaler = np.concatenate([wanted.scaler, *scaler])
     if largest is not None:
         wanted.largest = _told(trace, rank, largest[1])
@@ -276,11 +281,14 @@ def _row(values: dict[str, Any]) -> Row:
     return Row(**known)
 
 
-def events(trace: TraceFiles, rank: int, followed: set[int], scaler: Ints) -> Iterator[Event]:
+def events(
+    trace: TraceFiles, rank: int, followed: set[int], scaler: Ints = _NO_EVENT, within: Within | None = None
+) -> Iterator[Event]:
     """
     The events that touch one of these storages, and those of a GradScaler, in order.
 
-    The set may grow while the events are read: what touches a new member from then on comes too.
+    The set may grow while the events are read: what touches a new member from then on comes too. Of batches outside the
+    ranges `within` nothing comes.
     """
     pending: list[Row] = []
 
@@ -292,7 +300,8 @@ def events(trace: TraceFiles, rank: int, followed: set[int], scaler: Ints) -> It
         goes_on = bool(pending and batch.num_rows) and batch.column("event")[0].as_py() == pending[0].event
         return goes_on or bool(hits(batch).any())
 
-    for batch in trace.scan(["kind", *COLUMNS], ranks=(rank,), test=Test(("storage", "event"), needs)):
+    test = Test(("storage", "event"), needs)
+    for batch in trace.scan(["kind", *COLUMNS], ranks=(rank,), within=within, test=test):
         if not batch.num_rows:
             continue
         storage, number = numbers(batch.column("storage")), numbers(batch.column("event"))
@@ -368,3 +377,9 @@ def _events_in(trace: TraceFiles, rank: int, wanted: set[int] | range) -> Iterat
             pending.append(row)
     if pending:
         yield Event(pending)
+
+
+def parameters_of(trace: TraceFiles, rank: int) -> frozenset[str]:
+    """The names of the model's parameters."""
+    described = (p for file in trace.files if file.rank == rank for p in file.metadata.get("parameters") or ())
+    return frozenset(p["name"] for p in described if isinstance(p, dict) and "name" in p)

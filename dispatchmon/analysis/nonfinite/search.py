@@ -19,6 +19,7 @@ from dispatchmon.analysis.nonfinite.findings import (
     Finding,
 )
 from dispatchmon.analysis.nonfinite.memory import Labels, Memory, covers
+from dispatchmon.analysis.nonfinite.questions import Questions
 from dispatchmon.analysis.nonfinite.rows import Event, Row, Wanted
 from dispatchmon.analysis.nonfinite.rules import Seen, judge, seen
 from dispatchmon.analysis.nonfinite.unwritten import UnwrittenMemory
@@ -51,6 +52,7 @@ class Search:
         self.brought: dict[int, Row] = {}  # results of collectives: the last that wrote them
         self.sent: list[tuple[Row, set[int]]] = []  # collectives that this rank sent findings into
         self.literals: set[int] = set()  # storages that were written down as nothing but Inf, as `torch.tensor(-inf)`
+        self.questions = Questions(self.followed.add)
         self.raised: dict[int, int] = {}  # storage -> the event that raised when it read it
         self.scaler: list[tuple[int, bool]] = []  # event of each of GradScaler's checks, whether it found an Inf
         self.scales: list[float] = []
@@ -98,6 +100,7 @@ class Search:
         if event.raised and number == self.wanted.end:  # nobody went on after it
             self.raised.update({row.storage: number for row in event.inputs if row.storage is not None})
         outs = event.outputs
+        self.delivered(event)
         used = [row for row in event.inputs if reads(b, row)]
         if any(out.dtype != "bool" for out in outs):  # isnan, item, a comparison look at a value without using it
             for row in used:
@@ -109,6 +112,7 @@ class Search:
             if out.storage is not None:
                 self.last_write[out.storage] = number
         self.unwritten.event(event, b, used)
+        self.questions.event(event)
         self.scaler_event(event)
         inputs = [self.input(row) for row in used if row.nonfinite]
         bad = [out for out in outs if out.nonfinite]
@@ -318,6 +322,24 @@ class Search:
             self.sent.append((event.first, roots))
         if bad:
             self.remember(event, inputs, roots)
+
+    def delivered(self, event: Event) -> None:
+        """
+        A backend may deliver by `copy_`, from memory of its own, into the result that is waited for.
+
+        What it takes it from is then what the collective brought, as in gloo's reduce-scatter.
+        """
+        if event.operation != "copy":
+            return
+        for out in event.outputs:
+            storage = out.storage if out.storage is not None else -1
+            brought = self.brought.get(storage)
+            if brought is None or self.last_write.get(storage) != brought.event:
+                continue
+            for row in event.inputs:
+                unseen = row.storage not in self.last_write and row.storage not in self.last_read
+                if row.storage is not None and unseen and not row.written:
+                    self.arriving[row.storage], self.brought[row.storage] = self.arriving[storage], brought
 
     # ------------------------------------------------------------------------------------------------- the rest
     def unwritten_was_read(self, allocator: Row, reader: Row, written: float) -> int:

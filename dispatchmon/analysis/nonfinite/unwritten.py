@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dispatchmon.analysis.nonfinite.behaviour import Behaviour, of_argument
-from dispatchmon.analysis.nonfinite.memory import Memory, Pieces, span
+from dispatchmon.analysis.nonfinite.memory import Memory, Pieces, extent, span
 from dispatchmon.analysis.nonfinite.rows import FINITE_MAX, Event, Row
 from dispatchmon.memory.cells import Mask
 from dispatchmon.memory.regions import itemsize
@@ -27,6 +27,10 @@ class Fresh:
     allocator: Row
     written: Pieces
 
+    def has(self, row: Row) -> bool:
+        """Whether a tensor lies within the memory, and each of its elements can be looked at."""
+        return extent(row) <= MOST_ELEMENTS and self.written.end(row) <= len(self.written.flags)
+
 
 class UnwrittenMemory:
     """Follows the elements of memory that was allocated unwritten."""
@@ -40,7 +44,7 @@ class UnwrittenMemory:
     def unwritten(self, row: Row) -> tuple[Row, Mask] | None:
         """The allocator of a tensor's memory, and which elements nobody has written; None if all are."""
         known = self.fresh.get(row.storage if row.storage is not None else -1)
-        if known is None or not row.placed or not row.numel or known.written.end(row) > len(known.written.flags):
+        if known is None or not row.placed or not row.numel or not known.has(row):
             return None
         missing = ~known.written.all_of(row)
         return (known.allocator, missing) if missing.any() else None
@@ -106,7 +110,7 @@ class UnwrittenMemory:
             return
         if moved and any(row.storage in self.fresh and row.storage != storage for row in used):
             return
-        if known.written.end(out) <= len(known.written.flags):
+        if known.has(out):
             known.written.set(out, True)
         if known.written.flags.all():
             del self.fresh[storage]
@@ -114,7 +118,7 @@ class UnwrittenMemory:
     def kept_by_resize(self, event: Event, out: Row) -> Mask | None:
         """`resize_` keeps what there was: only the elements that were added are unwritten."""
         before = next((row for row in event.inputs if out.written and row.storage == out.storage), None)
-        if before is None or not before.numel or out.shape is None or span(out)[1] > MOST_ELEMENTS:
+        if before is None or not before.numel or out.shape is None or extent(out) > MOST_ELEMENTS:
             return None
         written = Pieces(itemsize(out.dtype), span(out)[1])
         known = self.fresh.get(out.storage if out.storage is not None else -1)
@@ -139,10 +143,10 @@ class UnwrittenMemory:
             widths = [each.shape[dim] for each in parts if each.shape]
         else:
             return
-        if not out.placed or span(out)[1] > MOST_ELEMENTS:
+        if not out.placed or extent(out) > MOST_ELEMENTS:
             return
         known = self.fresh.get(out.storage if out.storage is not None else -1)
-        if known is not None and known.written.end(out) <= len(known.written.flags):
+        if known is not None and known.has(out):
             cells = known.written.all_of(out)
         else:
             cells = np.ones(shape, bool)
@@ -155,7 +159,7 @@ class UnwrittenMemory:
     def allocate(self, allocator: Row, row: Row, written: Mask | None) -> None:
         """From here on a tensor's memory is unwritten, but for these elements."""
         size = span(row)[1]
-        if not row.numel or size > MOST_ELEMENTS or row.storage is None or not FINITE_MAX.get(row.dtype or ""):
+        if not row.numel or extent(row) > MOST_ELEMENTS or row.storage is None or not FINITE_MAX.get(row.dtype or ""):
             return
         if size + sum(len(fresh.written.flags) for fresh in self.fresh.values()) > MOST_IN_ALL:
             return

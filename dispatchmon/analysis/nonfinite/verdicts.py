@@ -44,6 +44,9 @@ def settle(search: Search) -> None:
             if found.what == "inf":  # what is chosen by -Inf is right
                 read = max(read, search.last_choice.get(storage, -1))
             if read <= event and search.last_write.get(storage, event) == event:
+                if event < search.questions.known.get(storage, -1) < search.wanted.trained:
+                    found.asked = True
+                    continue
                 found.spread.setdefault("end", (event, None))
                 if search.raised.get(storage, -1) > event:
                     found.spread.setdefault("raised", (search.raised[storage], None))

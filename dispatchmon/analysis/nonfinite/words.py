@@ -257,6 +257,8 @@ class Teller:
         if found.cleared_by and (by := self.event(found.cleared_by[0])) is not None:
             row = by.first
             text += f"; {operator_at(row.op, row.module)} cleared it {when(row.source, row.step, row.phase)}"
+        elif found.asked:
+            text += "; the program asked whether it is finite, and went on training without it"
         return Note("cleared", text, self.place(found.row))
 
 

@@ -4,11 +4,9 @@ What ran, what it wrote, and what stands out: the first look at a trace.
 
 from dispatchmon.analysis.summary.answer import Group, Sighting, StandsOut, Summary, Totals, Writes
 from dispatchmon.analysis.summary.find import BY, SORTS, By, Sort, summarize
-from dispatchmon.analysis.summary.tally import OVERWRITE
 
 __all__ = [
     "BY",
-    "OVERWRITE",
     "SORTS",
     "By",
     "Group",

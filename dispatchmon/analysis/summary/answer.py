@@ -237,9 +237,10 @@ def _numbers(answer: Summary) -> str:
             f"`dispatchmon nonfinite` says whether any NaN or Inf did harm. Of the finite elements {largest_is}"
         )
     if first:
+        origin = "`dispatchmon nonfinite` looks for the origin" if answer.kind == "op" else "that only operators show"
         return (
             f"NaN or Inf was first seen in {_sighting(first)}. That is where it was seen, not necessarily where it was "
-            f"made: `dispatchmon nonfinite` looks for the origin. Of the finite elements {largest_is}"
+            f"made: {origin}. Of the finite elements {largest_is}"
         )
     if totals.nan is None and totals.inf is None:
         return f"NaN and Inf were not counted in this trace; {largest_is}"

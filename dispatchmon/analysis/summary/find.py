@@ -11,9 +11,11 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from dispatchmon.analysis.nonfinite.masks import is_mask
 from dispatchmon.analysis.nonfinite.rows import events_by_number
+from dispatchmon.analysis.nonfinite.unwritten_rows import unwritten_rows
 from dispatchmon.analysis.summary.answer import Group, Sighting, StandsOut, Summary, Totals, Writes
-from dispatchmon.analysis.summary.tally import Rows, Tally
+from dispatchmon.analysis.summary.tally import Rows, Tally, Unwritten
 from dispatchmon.reading.contents import Within
 from dispatchmon.reading.query import Filters, query, select
 from dispatchmon.reading.trace_files import TraceFiles
@@ -63,11 +65,13 @@ def summarize(
     if by not in BY or sort not in SORTS:
         raise ValueError(f"by is one of {', '.join(BY)}, and sort one of {', '.join(SORTS)}")
     filters = filters or Filters()
+    unwritten = _unwritten(trace, filters)
+    columns = tuple(dict.fromkeys((by, *_GROUP_COLUMNS, *(("arg",) if unwritten else ()))))
     tallies: dict[str, Tally] = {}
-    for batch in select(trace, {}, filters, tuple(dict.fromkeys((by, *_GROUP_COLUMNS))), on_progress=on_progress):
+    for batch in select(trace, {}, filters, columns, on_progress=on_progress):
         if not batch.num_rows:
             continue
-        rows = Rows.of(batch, by)
+        rows = Rows.of(batch, by, unwritten)
         for kind in _KINDS:
             among = rows.kind.equal(kind)
             if among.any():
@@ -79,11 +83,11 @@ def summarize(
     total, groups = tally.totals(), _sorted(tally.groups(), sort)
     first = largest = None
     if total["nan"] or total["inf"]:
-        first = _first(trace, kind, filters, f"{_MADE} AND (nan > 0 OR inf > 0)", None, tally.first)
+        first = _first(trace, kind, filters, unwritten, f"{_MADE} AND (nan > 0 OR inf > 0)", None, tally.first)
         first = first and replace(first, deliberate=_is_deliberate(trace, first))
     if tally.largest >= 0:
         is_largest = f"{_REAL} AND {_MADE} AND {_MAGNITUDE} = $magnitude"
-        largest = _first(trace, kind, filters, is_largest, tally.largest, tally.largest_at)
+        largest = _first(trace, kind, filters, unwritten, is_largest, tally.largest, tally.largest_at)
     return Summary(
         by=by,
         kind=kind,
@@ -92,6 +96,12 @@ def summarize(
         stands_out=StandsOut(_picked(Writes, total), first, largest, total["tensors"], total["without_statistics"]),
         warnings=trace.warnings,
     )
+
+
+def _unwritten(trace: TraceFiles, filters: Filters) -> Unwritten:
+    """Which rows show memory that nobody has written: by rank, event, role and argument."""
+    ranks = [rank for rank in trace.ranks if not filters.ranks or rank in filters.ranks]
+    return frozenset((rank, *row) for rank in ranks for row in unwritten_rows(trace, rank, filters))
 
 
 def _sorted(groups: list[dict[str, Any]], sort: Sort) -> list[dict[str, Any]]:
@@ -107,6 +117,7 @@ def _first(
     trace: TraceFiles,
     kind: str,
     filters: Filters,
+    unwritten: Unwritten,
     condition: str,
     magnitude: float | None,
     places: dict[int, tuple[int, int]],
@@ -123,25 +134,28 @@ def _first(
     columns = [f.name for f in fields(Sighting) if f.name not in ("magnitude", "deliberate")]
     sql = (
         f"SELECT {', '.join(columns)}, {_MAGNITUDE} AS magnitude "
-        f"FROM trace WHERE event = $event AND step = $step AND kind = $kind AND ({condition}) LIMIT 1"
+        f"FROM trace WHERE event = $event AND step = $step AND kind = $kind AND ({condition})"
     )
     values = {"event": event, "step": step, "kind": kind} | ({} if magnitude is None else {"magnitude": magnitude})
     read = ("kind", "min", "max", "written", *columns)
     within: Within = {"event": np.array([event], np.int64)}
-    row = next(query(trace, sql, read, replace(filters, ranks=(rank,)), values=values, within=within), None)
+    found = query(trace, sql, read, replace(filters, ranks=(rank,)), values=values, within=within)
+    row = next((row for row in found if (rank, event, row["role"], row["arg"]) not in unwritten), None)
     if row is None:
         return None
     return Sighting(**{**row, "shape": None if row["shape"] is None else tuple(row["shape"])})
 
 
 def _is_deliberate(trace: TraceFiles, seen: Sighting) -> bool:
-    """Whether an operator filled in a number of its own there, or somebody wrote down nothing but Inf."""
+    """Whether an operator filled in a number of its own there, or somebody wrote down nothing but Inf, or its logarithm."""
     if seen.op == "aten.lift_fresh.default":
         return seen.shape is not None and seen.inf == prod(seen.shape)
     if seen.role != "output":
         return False
     event = events_by_number(trace, seen.rank, {seen.event}).get(seen.event)
-    return event is not None and bool(event.constants) and event.non_finite_argument is None
+    if event is None:
+        return False
+    return bool(event.constants) and event.non_finite_argument is None or is_mask(trace, seen.rank, event)
 
 
 def _picked(kind: type[Any], row: dict[str, Any]) -> Any:

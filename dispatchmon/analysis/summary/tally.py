@@ -15,15 +15,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dispatchmon.analysis.nonfinite.unwritten_rows import OVERWRITE
 from dispatchmon.reading.columns import Flags, Ints, Words, flags, numbers
 
+Unwritten = frozenset[tuple[int, int, str | None, str | None]]  # rows by rank, event, role and argument
 Floats = npt.NDArray[np.float64]
 MUTATIONS = ("inplace", "out", "other", "undeclared")
 _REAL = "float|^complex"  # of integers, indices and counters, the largest says nothing
-# What these, and `out=`, find is read by nobody: an earlier result, or memory that holds anything at all.
-OVERWRITE = (
-    "copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "cauchy_", "log_normal_",
-    "geometric_")  # fmt: skip
 _COUNTS = ("calls", "writes", "rows", "tensors", "without_statistics", *MUTATIONS)
 _SUMS = ("time_ns", "nan", "inf")
 _LIMB = 32  # bits: sums of half a number are exact in the float64 in which numpy counts
@@ -48,13 +46,14 @@ class Rows:
     bad: Flags  # which may be its first that is not finite
 
     @classmethod
-    def of(cls, batch: pa.RecordBatch, by: str) -> Rows:
-        """Look at each column once."""
+    def of(cls, batch: pa.RecordBatch, by: str, unwritten: Unwritten = frozenset()) -> Rows:
+        """Look at each column once. What the `unwritten` rows show are no numbers."""
         column = batch.column
         kind, op, dtype, mutation, role = (Words(column(c)) for c in ("kind", "op", "dtype", "mutation", "role"))
         first, tensor = (flags(column(c).is_valid()) for c in ("arguments", "dtype"))
         found = flags(column("written")) & role.equal("input")  # by a write, which is an earlier result
         read = ~(found & (mutation.equal("out") | op.matching(rf"^aten\.({'|'.join(OVERWRITE)})\.")))
+        shown = ~_among(batch, unwritten)
         has = {name: flags(column(name).is_valid()) for name in ("duration_ns", "nan", "inf")}
         value = {name: numbers(column(name), 0) for name in has}
         low, high = column("min"), column("max")
@@ -77,13 +76,13 @@ class Rows:
             },
             sums={
                 "time_ns": (value["duration_ns"], has["duration_ns"] & first),
-                "nan": (value["nan"], has["nan"] & read),
-                "inf": (value["inf"], has["inf"] & read),
+                "nan": (value["nan"], has["nan"] & read & shown),
+                "inf": (value["inf"], has["inf"] & read & shown),
             },
             magnitude=magnitude,
-            read=read,
-            largest=dtype.matching(_REAL) & ~found & (magnitude >= 0),
-            bad=((value["nan"] > 0) | (value["inf"] > 0)) & ~found,
+            read=read & shown,
+            largest=dtype.matching(_REAL) & ~found & shown & (magnitude >= 0),
+            bad=((value["nan"] > 0) | (value["inf"] > 0)) & ~found & shown,
         )
 
 
@@ -185,6 +184,17 @@ class Tally:
             self.largest, self.largest_at = largest, {}
         if largest >= 0 and largest == self.largest:
             note(np.flatnonzero(magnitude == largest), self.largest_at)
+
+
+def _among(batch: pa.RecordBatch, rows: Unwritten) -> Flags:
+    """Which rows of a batch are among these."""
+    here = np.zeros(batch.num_rows, bool)
+    if rows:
+        events = np.fromiter({event for _, event, _, _ in rows}, np.int64)
+        at = np.flatnonzero(np.isin(numbers(batch.column("event")), events))
+        names = (batch.column(name).take(pa.array(at)).to_pylist() for name in ("rank", "event", "role", "arg"))
+        here[at] = [row in rows for row in zip(*names, strict=True)]
+    return here
 
 
 def _summed(at: Ints, values: Ints, n: int) -> Ints:
