@@ -41,6 +41,10 @@ test-models: $(VENV)/.wheel ## compare real architectures of every installed lib
 test-nonfinite: $(VENV)/.wheel ## all judges of `dispatchmon nonfinite`: fuzzed programs, unwritten memory
 	@DISPATCHMON_TEST_ALL=1 DISPATCHMON_TEST_INSTALLED=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -s tests/judges/test_nonfinite_judges.py
 
+test-fuzz: $(VENV)/.wheel ## put 5,000 damaged and crafted traces to every command (an hour)
+	@for n in 0 2500; do $(SCRIPT) tests/judges/trace_fuzz.py --count 2500 --seed $$n & pids="$$pids $$!"; done; \
+	  for pid in $$pids; do wait $$pid || exit 1; done
+
 behaviour: $(VENV)/.wheel ## learn again what operators do with NaN and Inf, for another torch
 	@$(BIN)/python tools/learn_behaviour.py
 

@@ -36,6 +36,7 @@ def test_exported_names():
         "Summary",
         "Trace",
         "TraceExistsError",
+        "TraceInUseError",
         "TraceNotFoundError",
         "TraceVersionError",
         "__version__",

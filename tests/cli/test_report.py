@@ -63,7 +63,7 @@ def test_failure_leaves_no_half_written_report(path, tmp_path, capsys):
     folder.mkdir()
     (folder / "old.txt").write_text("old")
     why = "its checksum is another, so it has changed since it was written"
-    message = f"dispatchmon: {path} is damaged: batch 1 of 2 cannot be read: {why}; record it again\n"
+    message = f"dispatchmon: {path} is damaged: {why}; record it again\n"
     for arguments in (["-o", folder / "new.txt"], ["-o", folder / "old.txt", "--force"]):
         status, out, err = run(capsys, "summarize", path, *arguments)
         assert (status, out, err) == (1, "", message)

@@ -41,7 +41,7 @@ def on_terminal(arguments, columns):
         [*COMMAND, *map(str, arguments)],
         stdin=theirs,
         stdout=theirs,
-        stderr=theirs,
+        stderr=subprocess.DEVNULL,  # where a bar would show the progress, on a machine that is slow today
         env={**env, "TERM": "xterm-256color"},
     )
     os.close(theirs)
