@@ -18,7 +18,7 @@ export PYTHONSAFEPATH := 1
 SCRIPT := PYTHONPATH=tests/shared:tests/judges $(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-audit test-models test-nonfinite test-operators test-pythons test-sanitize test-versions behaviour lint bench bench-peers docs clean
+.PHONY: help demo test test-fast test-audit test-models test-nonfinite test-fuzz test-operators test-pythons test-sanitize test-versions behaviour lint bench bench-peers docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20

@@ -4,11 +4,13 @@ Opening traces: complete, cut, damaged, foreign, of another version, of several 
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from dispatchmon.errors import DispatchmonError, NotATraceError, TraceNotFoundError, TraceVersionError
+from dispatchmon.reading.messages import walk
 from dispatchmon.schema import METADATA_KEY, SCHEMA
 from dispatchmon.trace import open_trace
 from trace_factory import cut, make_rows, write_trace
@@ -393,3 +395,21 @@ def test_reading_needs_no_torch(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_another_reader_can_verify_the_checksums(tmp_path):
+    """The example of docs/format.md, run as it stands: right for each batch of a trace, and damaged for the one that is."""
+    script = [sys.executable, str(Path(__file__).resolve().parents[2] / "docs" / "verify_checksums.py")]
+    path = write_trace(tmp_path / "trace.arrow", [{"op": f"aten.op{i}.default"} for i in range(9)])
+
+    def said():
+        done = subprocess.run([*script, str(path)], capture_output=True, text=True, check=True)
+        return [line.split(": ")[1] for line in done.stdout.splitlines()]
+
+    assert said() == ["right"] * 4
+    with path.open("rb") as file:
+        second = walk(file)[0][2]
+    data = bytearray(path.read_bytes())
+    data[second.stop - 3] ^= 1
+    path.write_bytes(data)
+    assert said() == ["right", "damaged", "right", "right"]
