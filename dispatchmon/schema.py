@@ -118,7 +118,7 @@ COLUMNS = (
     Column("max", _f64, "largest finite element", _no_finite),
     Column("mean", _f64, "mean of the finite elements", _no_finite),
     Column("std", _f64, "population standard deviation of the finite elements", _no_finite),
-    Column("norm", _f64, "L2 norm of the finite elements", _no_finite),
+    Column("norm", _f64, "L2 norm of the finite elements", f"{_no_finite}, or it is no float64: beyond 1.8e308"),
     Column("nan", _i64, "how many elements are NaN", _unmeasured, "elements"),
     Column("inf", _i64, "how many are infinite, of either sign", _unmeasured, "elements"),
     Column("posinf", _i64, "how many are +Inf", _unmeasured, "elements"),
@@ -144,7 +144,7 @@ COLUMNS = (
 
 # The keys of the two JSON documents of a trace.
 METADATA = {
-    "format": "version of this format, as `1.1`",
+    "format": "version of this format, as `1.2`",
     "dispatchmon": "version of dispatchmon that wrote it",
     "torch": "version of PyTorch",
     "python": "version of Python",
