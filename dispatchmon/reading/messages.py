@@ -15,6 +15,10 @@ import struct
 from io import FileIO
 from typing import BinaryIO, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
+Numbers = npt.NDArray[np.int64]
 MAGIC = b"ARROW1"
 STREAM_START = 8  # the magic, padded: from here an Arrow file reads as an Arrow stream
 _CONTINUATION = 0xFFFFFFFF
@@ -109,17 +113,19 @@ def unpacked_size(data: memoryview, header: int) -> tuple[int, int]:
     batch = _table(meta, _field(meta, _root(meta), 2))
     rows = _value(meta, _field(meta, batch, 0), "<q")
     compressed = bool(_field(meta, batch, 3))
-    total = 0
-    for start, length in _buffers(meta, batch):
-        if not 0 <= start <= start + length <= len(body):
-            raise Damaged("a column lies outside of its batch")
-        if compressed and length:
-            unpacked = _number(body, start, "<q")
-            length = length - 8 if unpacked == -1 else unpacked
-        if length < 0:
+    starts, lengths = _buffers(meta, batch)
+    if ((starts < 0) | (starts > len(body))).any() or ((lengths < 0) | (lengths > len(body) - starts)).any():
+        raise Damaged("a column lies outside of its batch")
+    if compressed:  # each begins with its size, or with -1 if it is as it was
+        filled = lengths > 0
+        at = starts[filled]
+        if (at % 8).any() or (lengths[filled] < 8).any():
+            raise Damaged("a column does not begin where it could")
+        unpacked = np.frombuffer(body[: len(body) // 8 * 8], "<i8")[at // 8]
+        lengths[filled] = np.where(unpacked == -1, lengths[filled] - 8, unpacked)
+        if (lengths < 0).any():
             raise Damaged("a column has a negative size")
-        total += length
-    return rows, total
+    return rows, sum(lengths.tolist())
 
 
 def custom_metadata(data: memoryview, header: int) -> dict[bytes, bytes]:
@@ -147,15 +153,16 @@ def custom_metadata(data: memoryview, header: int) -> dict[bytes, bytes]:
     return found
 
 
-def _buffers(meta: memoryview, batch: int) -> list[tuple[int, int]]:
-    """The (position in the body, size) of each buffer of a record batch."""
+def _buffers(meta: memoryview, batch: int) -> tuple[Numbers, Numbers]:
+    """The positions in the body, and the sizes, of the buffers of a record batch."""
     if not (field := _field(meta, batch, 2)):
-        return []
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
     vector = _table(meta, field)
     n = _number(meta, vector, "<I")
     if vector + 4 + 16 * n > len(meta):
         raise Damaged("its list of columns is cut")
-    return list(struct.iter_unpack("<qq", meta[vector + 4 : vector + 4 + 16 * n]))
+    pairs = np.frombuffer(meta, "<i8", 2 * n, vector + 4).reshape(n, 2)
+    return pairs[:, 0].copy(), pairs[:, 1].copy()
 
 
 # A flatbuffer, as much of it as is needed: https://flatbuffers.dev/internals

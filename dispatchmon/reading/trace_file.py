@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +45,12 @@ class TraceFile:
     parts: tuple[TraceFile, ...] = ()
     contents: dict[int, Contents] = field(default_factory=dict, compare=False, repr=False)
 
-    @property
+    @cached_property
     def rank(self) -> int:
         """Rank of the process that wrote the file; 0 without a process group."""
         return int(self.metadata.get("rank") or 0)
 
-    @property
+    @cached_property
     def world_size(self) -> int:
         """Number of processes in the run; 1 without a process group."""
         return int(self.metadata.get("world_size") or 1)
