@@ -386,6 +386,18 @@ def test_what_is_written_into_a_buffer_is_shown(tmp_path):
     assert totals.nan == 2 + 2 + 1 + 2  # into and out of lift_fresh, copy_ and clone, and out of the view of the row
 
 
+def test_memory_that_a_tensor_is_bound_to_is_no_number(tmp_path):
+    """`copy.deepcopy` binds a tensor to the bytes of a storage that nobody has filled yet: 255 would be the largest."""
+    x = torch.ones(64)
+    bytes_of = torch.UntypedStorage(64).fill_(255)
+    with DispatchMonitor(None, tmp_path / "t.arrow", quiet=True):
+        torch.empty(0, dtype=torch.uint8).set_(bytes_of)
+        x.add(1)
+    summary = open_trace(tmp_path / "t.arrow").summarize()
+    assert {group.key: group.magnitude for group in summary.groups}["aten.set_.source_Storage"] is None
+    assert summary.totals.magnitude == 2
+
+
 MASKS = {
     "masked_fill": lambda: torch.zeros(2, 2).masked_fill(torch.eye(2, dtype=torch.bool), -math.inf),
     "full": lambda: torch.full((2,), -math.inf),

@@ -32,10 +32,17 @@ def builders() -> Iterator[Any]:
 ALL = list(builders())
 
 
+def littered() -> None:
+    """Leave large numbers in memory that is freed, for whoever allocates next."""
+    litter = [torch.full((n,), 3e37) for n in range(1, 300) for _ in range(2)]
+    del litter
+
+
 def run(build: Build, path: Path, **settings: Any) -> tuple[DispatchMonitor, Exception | None]:
     """Run a program under a monitor; what it ended with."""
     torch.manual_seed(1)
     model, body = build()
+    littered()
     monitor = DispatchMonitor(model, path, **settings)
     try:
         with monitor:
@@ -80,7 +87,7 @@ def agreed(monitor: DispatchMonitor, said: str) -> Summary:
 
 @pytest.mark.parametrize("build", ALL)
 def test_the_closing_line_and_the_commands(build, tmp_path, capfd):
-    """They agree, whatever unwritten memory holds; and unless something reads it, no number of it is shown."""
+    """They agree, whatever unwritten memory holds; and unless something reads it, in or before the block, no number is shown."""
     monitor, _ = run(build, tmp_path / "t.arrow")
     summary = agreed(monitor, capfd.readouterr().err)
     torch.use_deterministic_algorithms(True, warn_only=True)  # fills it with NaN
@@ -89,7 +96,8 @@ def test_the_closing_line_and_the_commands(build, tmp_path, capfd):
         other = agreed(filled, capfd.readouterr().err)
     finally:
         torch.use_deterministic_algorithms(False)
-    if not monitor.trace.nonfinite().uninitialised:
+    answer = monitor.trace.nonfinite()
+    if not answer.uninitialised and not any(origin.kind == "external" for origin in answer.origins):
         shown = [{g.key: (g.magnitude, g.nan, g.inf) for g in each.groups} for each in (summary, other)]
         assert shown[0] == shown[1]
 

@@ -53,7 +53,8 @@ class Rows:
         first, tensor = (flags(column(c).is_valid()) for c in ("arguments", "dtype"))
         found = flags(column("written")) & role.equal("input")  # by a write, which is an earlier result
         read = ~(found & (mutation.equal("out") | op.matching(rf"^aten\.({'|'.join(OVERWRITE)})\.")))
-        shown = ~_among(batch, unwritten)
+        binds = op.matching(r"^aten\.set_\.")  # a tensor to other memory, of which it touches nothing: bytes, of a copy to come
+        shown = ~(_among(batch, unwritten) | binds)
         has = {name: flags(column(name).is_valid()) for name in ("duration_ns", "nan", "inf")}
         value = {name: numbers(column(name), 0) for name in has}
         low, high = column("min"), column("max")
