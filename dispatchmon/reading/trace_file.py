@@ -19,7 +19,7 @@ from dispatchmon.reading.messages import Damaged
 from dispatchmon.reading.validation import Validator
 from dispatchmon.schema import CHECKSUM_KEY, CHECKSUM_MINOR, FORMAT_MINOR, SCHEMA, parts_folder
 
-_NO_LOSS = "values not there yet"  # memory that nothing has written: there was no number to miss
+_NO_LOSS = ("values not there yet", "scratch memory of kernels")  # that nothing has written: there was no number to miss
 
 
 @dataclass(frozen=True)
