@@ -279,7 +279,8 @@ def _odd(rng: random.Random, field: pa.Field, old: Any) -> Any:
         return None
     if pa.types.is_integer(field.type):
         number = rng.choice((*ODD_NUMBERS, (old or 0) + 1, (old or 0) - 1))
-        return max(-(1 << 31), min((1 << 31) - 1, number)) if field.type == pa.int32() else max(-(1 << 63), min((1 << 63) - 1, number))
+        most = 1 << (field.type.bit_width - 1)
+        return max(0 if pa.types.is_unsigned_integer(field.type) else -most, min(most - 1, number))
     if pa.types.is_floating(field.type):
         return rng.choice(ODD_FLOATS)
     if pa.types.is_boolean(field.type):
