@@ -195,6 +195,8 @@ def _other_text(rng: random.Random, text: str) -> str:
     if rng.random() < 0.05:
         return rng.choice(ODD_TEXTS)
     document = json.loads(text)
+    if not isinstance(document, dict | list):  # it is odd already
+        return rng.choice(ODD_TEXTS)
     for _ in range(rng.choice((1, 1, 3))):
         inner = document
         while True:
